@@ -32,7 +32,7 @@ CONTEXT = 64
 def main() -> None:
     options = parser()
     arguments = options.parse_args()
-    if os.environ.get("RINGCOMM_RESPAWN", "0") == "0":
+    if os.environ.get("RINGCOMM_MAX_RESTARTS", "0") == "0":
         options.error("expected to be started by ringcomm run --respawn N, with N of 1 or more")
     ranks = int(os.environ["RINGCOMM_SIZE"])
     if ranks > 4:

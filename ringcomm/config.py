@@ -16,14 +16,13 @@ __all__ = ["Config", "cache_folder", "dump_folder", "is_torch_default", "job_sec
 
 T = TypeVar("T")
 PREFIX = "RINGCOMM_"
-# Set by `ringcomm run` for the ranks it starts, read by place.py: rank, size, job, nonce, on several hosts the address
-# of the store; with --respawn, how often it starts a rank again at most, and how often it has started this one again.
+JOB_SECRET = "RINGCOMM_JOB_SECRET"  # the launchers of several hosts read it too
+# Set by `ringcomm run` for its ranks, read by place.py: rank, size, job, its secret, the address of the store; with
+# --respawn, how often it restarts a rank at most, how often it has restarted this one, and its first rank.
 LAUNCHER = (
-    *("RINGCOMM_RANK", "RINGCOMM_SIZE", "RINGCOMM_JOB", "RINGCOMM_NONCE", "RINGCOMM_STORE"),
-    *("RINGCOMM_RESPAWN", "RINGCOMM_RESTARTS", "RINGCOMM_FIRST"),
+    *("RINGCOMM_RANK", "RINGCOMM_SIZE", "RINGCOMM_JOB", JOB_SECRET, "RINGCOMM_STORE"),
+    *("RINGCOMM_MAX_RESTARTS", "RINGCOMM_RESTARTS", "RINGCOMM_FIRST"),
 )
-# Read by `ringcomm run`: what its launchers on several hosts know each other by.
-JOB_SECRET = "RINGCOMM_JOB_SECRET"
 
 TUNING = "RINGCOMM_TUNING"
 TRACE = "RINGCOMM_TRACE"
@@ -238,7 +237,7 @@ class Config:
             if name not in known:
                 raise unknown("setting", name, known)
         for name in os.environ:
-            if name.startswith(PREFIX) and name not in (*LAUNCHER, JOB_SECRET, *variables):
+            if name.startswith(PREFIX) and name not in (*LAUNCHER, *variables):
                 raise unknown("environment variable", name, variables)
         return object.__new__(cls)
 

@@ -53,10 +53,8 @@ class ElasticRank:
 
     def grow(self, transport: RoutingTransport, timeout: float) -> Communicator | None:
         """See Communicator.grow."""
-        if not self.place.respawn:
-            raise ArgumentError(
-                "grow: nothing starts a lost rank again; use ringcomm run --respawn N, with N of 1 or more"
-            )
+        if not self.place.max_restarts:
+            raise ArgumentError("grow: nothing restarts a lost rank; use ringcomm run --respawn N, with N of 1 or more")
         transport.check()  # an earlier failure keeps its description
         facts: list[tuple[int, float]] = transport.all_gather_facts("grow", [self.place.rank, timeout])
         members = [rank for rank, _ in facts]
@@ -78,7 +76,7 @@ class ElasticRank:
         return self._connect_as_planned(self._membership.find_plan(job, transport.check)) if job else None
 
     def resume(self, comm: Communicator, left_out: Sequence[int]) -> None:
-        """See ElasticJob: the launcher ends what was left out, and starts it again."""
+        """See ElasticJob: the launcher ends what was left out, and restarts it."""
         self._current = weakref.ref(comm)
         self._membership.leave_out(left_out)
 

@@ -16,6 +16,7 @@ __all__ = [
     "RingcommError",
 ]
 
+TEXT_LENGTH, CUT = 1 << 16, " … (this text was cut)"  # characters of an error for other ranks: a report of 500 ranks
 FACTS = ("rank", "peer", "collective", "epoch", "group", "argument", "expected", "got")
 
 
@@ -124,7 +125,10 @@ def describe_ancestor(size: int) -> str:
 def encode_error(error: RingcommError) -> str:
     """Return an error with its facts as text, to be sent to other ranks."""
     facts = {name: fact for name, fact in vars(error).items() if name in FACTS and fact is not None}
-    return json.dumps([type(error).__name__, str(error)[:4096], facts], default=str)
+    text = str(error)
+    if len(text) > TEXT_LENGTH:
+        text = text[: TEXT_LENGTH - len(CUT)] + CUT
+    return json.dumps([type(error).__name__, text, facts], default=str)
 
 
 def decode_error(text: str | bytes) -> RingcommError:

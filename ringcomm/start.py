@@ -38,7 +38,7 @@ def init(timeout: float | None = None, config: Config | None = None, mpi_comm: A
         MemoryShortage: The shared memory cannot be allocated.
         ArgumentError: The ranks run different versions of ringcomm, or a setting or the environment is wrong, as where
             RINGCOMM_TRACE names a folder that cannot be written.
-        SystemExit: `ringcomm run --respawn` has started this rank again, but no rank is left that it could join, or
+        SystemExit: `ringcomm run --respawn` has restarted this rank, but no rank is left that it could join, or
             none has called `grow` for `timeout` seconds.
     """
     if isinstance(timeout, Config):
@@ -63,7 +63,7 @@ def init(timeout: float | None = None, config: Config | None = None, mpi_comm: A
         return _connect_under_torchrun(config)
     transport = choose_transport(place, config)
     _prepare(config)  # before it joins: every rank refuses its own settings, and waits for none
-    if place.respawn is not None:
+    if place.max_restarts is not None:
         return ElasticRank(place, config).start()
     with open_store(place, config.start_limit) if transport.NEEDS_STORE else nullcontext() as store:
         return Communicator(transport.connect(place.rank, place.size, store, config))

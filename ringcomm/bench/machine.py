@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ringcomm
-from ringcomm.config import JOB_SECRET, LAUNCHER, tuning_file
+from ringcomm.config import LAUNCHER, tuning_file
 from ringcomm.machine import topology, tuning
 from ringcomm.native import check, ffi, lib
 
@@ -47,9 +47,8 @@ class Machine:
 
 
 def settings() -> dict[str, dict[str, Any]]:
-    place = (*LAUNCHER, JOB_SECRET)  # of a process in a job, and what only that job may know
     environment = {
-        name: value for name, value in os.environ.items() if name.startswith("RINGCOMM_") and name not in place
+        name: value for name, value in os.environ.items() if name.startswith("RINGCOMM_") and name not in LAUNCHER
     }
     path = tuning_file()
     found: dict[str, dict[str, Any]] = {"environment": environment, f"file {path}": tuning.read(path) if path else {}}

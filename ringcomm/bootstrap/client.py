@@ -5,21 +5,21 @@ import itertools
 import logging
 import math
 import os
-import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Self
 
-from ringcomm.bootstrap.arrivals import arrival_timeout, key_timeout, rank_in_job
 from ringcomm.bootstrap.endpoint import Endpoint
+from ringcomm.bootstrap.key_values import PRESENT
 from ringcomm.bootstrap.place import Place, is_between_hosts
-from ringcomm.bootstrap.values import PRESENT
+from ringcomm.bootstrap.start_errors import missing_key, missing_ranks, rank_in_job
 from ringcomm.bootstrap.wire import unix
 from ringcomm.bootstrap.wire.framing import (
     ENDED,
     MESSAGE_BYTES,
     Frame,
+    MessageSocket,
     broken,
     decode,
     encode,
@@ -27,7 +27,7 @@ from ringcomm.bootstrap.wire.framing import (
     hang_up,
 )
 from ringcomm.bootstrap.wire.keepalive import probe_now
-from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost, RingcommError, encode_error, refuse
+from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost, RingcommError, encode_error
 
 __all__ = ["ANSWER_TIMEOUT", "Client"]
 
@@ -40,8 +40,8 @@ SLICE = 0.02  # seconds between two calls of `meanwhile`
 class Client:
     """A member of a session. The constructor returns when it has joined.
 
-    It raises `endpoint.unreachable` if no server answers within `timeout` seconds, the failure of the session,
-    and ArgumentError if the server refuses this process: for a rank that is taken, another size, or a wrong nonce.
+    It raises `endpoint.silent` if no server answers within `timeout` seconds, the failure of the session,
+    and ArgumentError if the server refuses this process: for a rank that is taken, another size, or a wrong secret.
 
     Args:
         endpoint: of the server of the session
@@ -49,7 +49,7 @@ class Client:
         place: the place of this member in it
         timeout: seconds to join it
         process: what this process is called, where its loss is reported
-        watch: is called with each change of a key (of the lasting session)
+        watch: is called with each change of a key (of the session of the members)
         noun: what its members are
         patience: seconds for an answer, after the time of the question
         warn_after: seconds before a line says that this process waits for the server
@@ -72,10 +72,10 @@ class Client:
         self.members = place.members
         self._watch, self._patience = watch, patience
         self._numbers = itertools.count()
-        here = "" if endpoint.nonce is not None else f" on {os.uname().nodename}"
+        here = "" if endpoint.secret is not None else f" on {os.uname().nodename}"
         process = process or f"process {os.getpid()}{here}"
         who = {"rank": place.rank, "size": place.size, "members": place.members, "process": process}
-        hello = encode("join", session=session, watch=watch is not None, nonce=endpoint.nonce, **who)
+        hello = encode("join", session=session, watch=watch is not None, secret=endpoint.secret, **who)
         self._socket = self._join(hello, timeout, warn_after)
         unix.close_in_children(self._socket)
 
@@ -109,8 +109,8 @@ class Client:
         if answer.kind == "value":
             return answer.payload
         if absent := answer.fields["ranks"]:
-            raise arrival_timeout(absent, self._place.size, timeout, self._noun, self.members)
-        raise key_timeout(key, timeout)
+            raise missing_ranks(absent, self._place.size, timeout, self._noun, self.members)
+        raise missing_key(key, timeout)
 
     def find(self, key: str, timeout: float = 0.0, meanwhile: Callable[[], object] | None = None) -> bytes | None:
         """Return the value of a key; None if it is not set within `timeout` seconds. `meanwhile`: see `ask`."""
@@ -118,7 +118,7 @@ class Client:
         return answer.payload if answer.kind == "value" else None
 
     def keys(self, begin: str) -> list[str]:
-        """Return the keys that begin so (of the lasting session)."""
+        """Return the keys that begin so (of the session of the members)."""
         found: list[str] = self.ask("keys", 0, begin=begin).fields["keys"]
         return found
 
@@ -131,14 +131,17 @@ class Client:
 
     def close(self) -> None:
         """Leave the session."""
-        with suppress(OSError):
-            self._socket.settimeout(ANSWER_TIMEOUT)  # not that of the last receive
-            self._socket.send(encode("leave"))
+        with suppress(PeerLost):
+            self.tell("leave")
         hang_up(self._socket)
 
     def tell(self, kind: str, payload: bytes = b"", /, **fields: object) -> None:
         """Send a message that has no answer."""
-        self._send(encode(kind, payload, **fields))
+        try:
+            self._socket.settimeout(ANSWER_TIMEOUT)  # not that of the last receive
+            self._socket.send(encode(kind, payload, **fields))
+        except OSError as error:
+            raise self._endpoint.lost(broken(error)) from None
 
     def ask(
         self, kind: str, seconds: float, meanwhile: Callable[[], object] | None = None, /, **fields: object
@@ -192,16 +195,7 @@ class Client:
         # The server keeps the time: it knows who is missing.
         return self.ask("get", timeout, meanwhile, key=key, timeout=timeout)
 
-    def _send(self, data: bytes) -> None:
-        if len(data) > MESSAGE_BYTES:
-            raise refuse("a store message", f"at most {MESSAGE_BYTES} bytes", len(data))
-        try:
-            self._socket.settimeout(ANSWER_TIMEOUT)
-            self._socket.send(data)
-        except OSError as error:
-            raise self._endpoint.lost(broken(error)) from None
-
-    def _join(self, hello: bytes, timeout: float, warn_after: float) -> socket.socket:
+    def _join(self, hello: bytes, timeout: float, warn_after: float) -> MessageSocket:
         """Connect as soon as the server listens, and say who this is."""
         start = time.monotonic()
         deadline, quiet_until = start + timeout, start + warn_after
@@ -215,22 +209,22 @@ class Client:
             except RingcommError:
                 raise
             except (ConnectionError, BlockingIOError, TimeoutError) as error:
-                failure = str(error)
+                failure = error.strerror or str(error)
                 if self._endpoint.always_up and isinstance(error, ConnectionRefusedError):
                     raise self._endpoint.lost(ENDED) from None
                 if isinstance(error, unix.UntrustedServer) and failure != logged:
                     log.warning("refused to join: %s", failure)
                     logged = failure
             if time.monotonic() + pause > deadline:
-                raise self._endpoint.unreachable(timeout, failure)
+                raise self._endpoint.silent(timeout, failure)
             if time.monotonic() > quiet_until:
-                what = f"{self._endpoint.name} did not come within {warn_after:g} s ({failure})"
-                log.warning("%s; waiting up to %g s", what, timeout)
+                text = "%s did not answer within %g s (%s); waiting up to %g s"
+                log.warning(text, self._endpoint.name, warn_after, failure, timeout)
                 quiet_until = math.inf
             time.sleep(pause)
             pause = min(2 * pause, 0.05)  # short beside the start of an interpreter
 
-    def _attempt(self, hello: bytes, seconds: float) -> socket.socket | None:
+    def _attempt(self, hello: bytes, seconds: float) -> MessageSocket | None:
         """Return a connection that has joined; None if the server has closed it."""
         end = time.monotonic() + seconds
         with ExitStack() as stack:

@@ -9,15 +9,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ringcomm.bootstrap.arrivals import arrival_timeout
+from ringcomm.bootstrap.start_errors import missing_ranks
 from ringcomm.bootstrap.store import Store
-from ringcomm.bootstrap.wire.framing import MESSAGE_BYTES
 from ringcomm.errors import CollectiveTimeout
 
 __all__ = ["SLICE", "all_gather_facts"]
 
 SLICE = 0.05  # seconds between two calls of `meanwhile`
-PIECE = MESSAGE_BYTES - 256  # bytes of the table in one message, beside its key
 
 
 def all_gather_facts(
@@ -34,55 +32,35 @@ def all_gather_facts(
     Raises CollectiveTimeout naming all ranks whose facts have not come within `timeout` seconds, and what another rank
     has told the store.
     """
-    facts = _Facts(store, name, size, timeout, meanwhile)
-    store.set(f"{name}/{rank}", json.dumps(fact).encode())
-    if rank == 0:
-        facts.publish()
-    found: list[Any] = json.loads(facts.table())
-    return found
+    deadline = time.monotonic() + timeout
+    keys, table = [f"{name}/{each}" for each in range(size)], f"{name}/table"
 
-
-class _Facts:
-    def __init__(
-        self, store: Store, name: str, size: int, timeout: float, meanwhile: Callable[[], object] | None
-    ) -> None:
-        self._store, self._name, self._size, self._timeout = store, name, size, timeout
-        self._deadline = time.monotonic() + timeout
-        self._meanwhile = meanwhile
-
-    def publish(self) -> None:
-        table = b"[" + b",".join(self._collect()) + b"]"
-        pieces = [table[begin : begin + PIECE] for begin in range(0, len(table), PIECE)]
-        for i, piece in reversed([*enumerate(pieces)]):  # who finds the first finds all
-            self._store.set(f"{self._name}/table/{i}", f"{len(pieces)}\n".encode() + piece)
-
-    def table(self) -> bytes:
-        first = self._find(f"{self._name}/table/0")
-        if first is None:
-            self._collect()  # names the ranks that are late
-            raise arrival_timeout([0], self._size, self._timeout, members=self._store.members)
-        count, _, piece = first.partition(b"\n")
-        pieces = [piece]
-        for i in range(1, int(count)):
-            pieces.append(self._store.get(f"{self._name}/table/{i}", self._timeout).partition(b"\n")[2])
-        return b"".join(pieces)
-
-    def _collect(self) -> list[bytes]:
-        found = [self._find(f"{self._name}/{rank}") for rank in range(self._size)]
-        if missing := [rank for rank, fact in enumerate(found) if fact is None]:
-            raise arrival_timeout(missing, self._size, self._timeout, members=self._store.members)
-        return [fact for fact in found if fact is not None]
-
-    def _find(self, key: str) -> bytes | None:
+    def find(key: str) -> bytes | None:
         """Return the value of a key as soon as it is set; None if it is not until the deadline."""
         while True:
-            left = max(0.0, self._deadline - time.monotonic())
-            wait = min(left, SLICE) if self._meanwhile else left
+            left = max(0.0, deadline - time.monotonic())
+            wait = min(left, SLICE) if meanwhile else left
             try:
-                return self._store.get(key, wait)
+                return store.get(key, wait)
             except CollectiveTimeout:
-                self._store.check()  # another rank may have failed
+                store.check()  # another rank may have failed
                 if wait == left:
                     return None
-            if self._meanwhile:
-                self._meanwhile()
+            if meanwhile:
+                meanwhile()
+
+    def collect() -> list[bytes]:
+        found = [find(key) for key in keys]
+        if missing := [other for other, value in enumerate(found) if value is None]:
+            raise missing_ranks(missing, size, timeout, members=store.members)
+        return [value for value in found if value is not None]
+
+    store.set(keys[rank], json.dumps(fact).encode())
+    if rank == 0:
+        store.set(table, b"[" + b",".join(collect()) + b"]")
+    published = find(table)
+    if published is None:
+        collect()  # names the ranks that are late
+        raise missing_ranks([0], size, timeout, members=store.members)
+    found: list[Any] = json.loads(published)
+    return found

@@ -1,8 +1,8 @@
-"""The membership of an elastic job: keys in the lasting session, which its launcher serves until the job ends.
+"""The membership of an elastic job: keys in the session of the members, which its launcher serves until the job ends.
 
-    member/N        rank N can call `grow`, or is about to: a MemberFact
-    removed/N       rank N is never started again: `grow` does not wait for it
-    join/N/K        rank N was started again, and waits to join with request K
+    member/N        rank N can call `grow`, or is about to: a Member
+    removed/N       rank N is never restarted: `grow` does not wait for it
+    join/N/K        rank N was restarted, and waits to join with request K
     plan/K          the plan of the grown group, for request K; also for its members, with its job as K
     waited/N        rank N has waited too long for `grow`
     left_out/N      `shrink` has left rank N out, between hosts
@@ -24,13 +24,13 @@ from typing import Any, NamedTuple
 from ringcomm.bootstrap.client import Client
 from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.session import LASTING
+from ringcomm.bootstrap.session import MEMBERS
 from ringcomm.errors import CollectiveTimeout
 
 __all__ = [
     "RECONNECT_TIMEOUT",
     "TOO_LATE",
-    "MemberFact",
+    "Member",
     "Membership",
     "Plan",
     "any_member",
@@ -41,7 +41,7 @@ __all__ = [
 # Seconds for survivors, or for members and joiners, to connect anew. All of them run, but one may be stopped meanwhile.
 # The least leaves a busy machine some time: between two hosts survivors took up to 0.25 s.
 RECONNECT_TIMEOUT, LEAST_RECONNECT_TIMEOUT = 10.0, 2.0
-# The status with which a rank exits that was started again when no rank was left that it could join: the launcher says
+# The status with which a rank exits that was restarted when no rank was left that it could join: the launcher says
 # so. EX_TEMPFAIL of sysexits.h.
 TOO_LATE = 75
 POLL_INTERVAL = 0.1  # seconds between two looks of rank 0 at who has come or is removed, and at the members
@@ -50,7 +50,7 @@ JOINER_POLL_INTERVAL = 0.5  # and of a joiner, of which there may be many, at wh
 Plan = dict[str, Any]
 
 
-class MemberFact(NamedTuple):
+class Member(NamedTuple):
     """The value of member/N."""
 
     first: int
@@ -98,7 +98,7 @@ class Membership:
 
     def __init__(self, place: Place, timeout: float, keepalive: float) -> None:
         self._place = place
-        self._store = Client(find_endpoint(place, keepalive), LASTING, place, timeout)
+        self._store = Client(find_endpoint(place, keepalive), MEMBERS, place, timeout)
         self._plans: list[str] = []  # the keys of plans that this rank has published
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class Membership:
 
     def register(self, process: int, joined: bool) -> None:
         """Tell all that this rank can call `grow`; once this returns, the launchers know."""
-        fact = MemberFact(self._place.first, process, self._place.restarts, joined)
+        fact = Member(self._place.first, process, self._place.restarts, joined)
         self._store.set(f"member/{self._place.rank}", json.dumps(fact).encode())
         self._store.check()
 
@@ -127,7 +127,7 @@ class Membership:
         self._store.tell("propose", json.dumps(connected).encode(), key=key)
         return self._store.find(key, RECONNECT_TIMEOUT) == b"true"
 
-    # --- of a rank that was started again
+    # --- of a rank that was restarted
 
     def join(self, timeout: float) -> Plan:
         """Return the plan of the group that this rank joins, once the others call `grow`.

@@ -12,9 +12,9 @@ from ringcomm.errors import ArgumentError, refuse
 
 __all__ = [
     "LAUNCHERS",
-    "NONCE",
     "RANK",
     "RESTARTS",
+    "SECRET",
     "UNIX",
     "Place",
     "environment_of",
@@ -38,21 +38,21 @@ class Place:
     rank: int
     size: int
     job: str
-    nonce: str = ""
+    secret: str = ""
     launcher: str = "none"
     hosts: bool = False  # the ranks are on several hosts
     mpi: bool = False  # the launcher starts MPI programs
     store: str = ""  # where the launcher serves the sessions of the job: unix:name, or address:port
-    respawn: int | None = None  # how often the launcher starts a lost rank again, at most; None: it ends the job
-    restarts: int = 0  # how often it has started this one again
+    max_restarts: int | None = None  # how often the launcher restarts a lost rank; None: it ends the job
+    restarts: int = 0  # how often it has restarted this one
     first: int = 0  # the first rank of the same launcher
     members: tuple[int, ...] = ()  # the rank in the job of each rank here, where they may be a part of it
 
     def environment(self) -> dict[str, str]:
         """Return this process's environment with the variables that put a child process at this place."""
-        values = [str(self.rank), str(self.size), self.job, self.nonce, self.store]
-        if self.respawn is not None:
-            values += [str(self.respawn), str(self.restarts), str(self.first)]
+        values = [str(self.rank), str(self.size), self.job, self.secret, self.store]
+        if self.max_restarts is not None:
+            values += [str(self.max_restarts), str(self.restarts), str(self.first)]
         around = {name: value for name, value in os.environ.items() if name not in LAUNCHER}  # of another job
         return {**around, **dict(zip(LAUNCHER, values, strict=False))}
 
@@ -77,7 +77,7 @@ class _Launcher:
         return [name for name in names if name not in environ]
 
 
-RANK, SIZE, JOB, NONCE, STORE, RESPAWN, RESTARTS, FIRST = LAUNCHER
+RANK, SIZE, JOB, SECRET, STORE, MAX_RESTARTS, RESTARTS, FIRST = LAUNCHER
 
 # The first launcher whose variables are all set wins: on clusters, launchers nest from the bottom of this table to the
 # top. Many programs set RANK and WORLD_SIZE themselves, so these do not mark torchrun.
@@ -171,12 +171,12 @@ def _place(launcher: _Launcher, environ: Mapping[str, str]) -> Place:
         raise refuse(f"the environment of {launcher.name}", f"at most {MAX_SIZE} ranks", f"{launcher.size}={size}")
     ours = launcher.mark == RANK
     store = environ.get(STORE, "") if ours else ""
-    respawn = int(environ[RESPAWN]) if ours and environ.get(RESPAWN) else None
+    max_restarts = int(environ[MAX_RESTARTS]) if ours and environ.get(MAX_RESTARTS) else None
     restarts, first = (int(environ.get(name) or 0) if ours else 0 for name in (RESTARTS, FIRST))
     hosts = is_between_hosts(store) or environ[launcher.local_size] != environ[launcher.size]
     job = [environ[name] for name in launcher.job] or [_hydra_job()]
-    name, nonce = "/".join((launcher.name, *job)), environ.get(NONCE, "")
-    return Place(rank, size, name, nonce, launcher.name, hosts, launcher.mpi, store, respawn, restarts, first)
+    name, secret = "/".join((launcher.name, *job)), environ.get(SECRET, "") if ours else ""
+    return Place(rank, size, name, secret, launcher.name, hosts, launcher.mpi, store, max_restarts, restarts, first)
 
 
 def _hydra_job() -> str:

@@ -6,6 +6,7 @@ import select
 from contextlib import suppress
 from pathlib import Path
 
+from ringcomm.bootstrap.start_errors import lost_in_start
 from ringcomm.bootstrap.wire.unix import close_descriptors
 from ringcomm.errors import PeerLost
 from ringcomm.machine import descriptors
@@ -87,9 +88,7 @@ class ProcessWatch:
     def lost(self) -> list[PeerLost]:
         """Return an error for each watched process that has died."""
         ranks = sorted(self._dead | {rank for rank, pidfd in self._pidfds.items() if _ended(pidfd)})
-        pids = [self._announced[rank].split()[-2] for rank in ranks]
-        texts = [f"rank {rank} (process {pid}) exited during startup" for rank, pid in zip(ranks, pids, strict=True)]
-        return [PeerLost(text, rank=rank) for rank, text in zip(ranks, texts, strict=True)]
+        return [lost_in_start(rank, f"process {self._announced[rank].split()[-2]}") for rank in ranks]
 
     def check(self) -> None:
         """Raise PeerLost if a watched process has died."""

@@ -10,11 +10,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+from ringcomm.bootstrap.key_values import Replies
 from ringcomm.bootstrap.place import UNIX, Place
-from ringcomm.bootstrap.session import LASTING, SHRINK, Lasting, Refused, ServedSession, Start, lost_in_start
+from ringcomm.bootstrap.session import MEMBERS, SHRINK, MemberStore, Refused, ServedSession, Start
 from ringcomm.bootstrap.shrink import Shrink
-from ringcomm.bootstrap.values import Replies
-from ringcomm.bootstrap.wire.framing import ENDED, MESSAGE_BYTES, Frame, broken, decode, encode
+from ringcomm.bootstrap.start_errors import lost_in_start
+from ringcomm.bootstrap.wire.framing import (
+    ENDED,
+    HELLO_BYTES,
+    MESSAGE_BYTES,
+    Frame,
+    MessageSocket,
+    broken,
+    decode,
+    encode,
+)
 from ringcomm.bootstrap.wire.peers import Gate, PeerServer
 from ringcomm.bootstrap.wire.unix import UnixGate, user_address
 from ringcomm.errors import RingcommError
@@ -49,7 +59,7 @@ def serving(server: "Server", late: float) -> Iterator[None]:
 def serve_one_host(place: Place) -> Iterator[Place]:
     """Serve the sessions of a job whose ranks are all on this host; yield the place with the address."""
     name = secrets.token_hex(16)
-    with serving(Server(UnixGate(user_address(name), "the store of this job"), None, place.nonce), 0.0):
+    with serving(Server(UnixGate(user_address(name), "the store of this job"), None, place.secret), 0.0):
         yield replace(place, store=f"{UNIX}{name}")
 
 
@@ -59,22 +69,22 @@ class Server(threading.Thread):
     Args:
         gate: where it listens
         rank: this process in the job; None: a launcher
-        nonce: what a member must know, unless the gate has made sure of that
+        secret: what a member must know, unless the gate has made sure of that
         main: the name of a session, and the session, which `close` waits for
     """
 
     def __init__(
-        self, gate: Gate, rank: int | None, nonce: str | None = None, main: tuple[str, Start] | None = None
+        self, gate: Gate, rank: int | None, secret: str | None = None, main: tuple[str, Start] | None = None
     ) -> None:
         super().__init__(name="ringcomm store", daemon=True)
-        self._nonce = None if nonce is None else os.fsencode(nonce)
-        self.lasting = Lasting(self._end_starts_of_the_lost)
-        shrink = Shrink(self._end_start, lambda key: self._send(self.lasting.set(key, b"")))
-        self._sessions: dict[str, ServedSession] = {LASTING: self.lasting, SHRINK: shrink}
+        self._secret = None if secret is None else os.fsencode(secret)
+        self.members = MemberStore(self._end_starts_of_the_lost)
+        shrink = Shrink(self._end_start, lambda key: self._send(self.members.set(key, b"")))
+        self._sessions: dict[str, ServedSession] = {MEMBERS: self.members, SHRINK: shrink}
         self._main = main[1] if main else None
         self._starts: dict[str, Start] = dict([main] if main else [])
         self._failed: dict[str, Start] = {}  # starts that all have left, for ranks that arrive late
-        self._joined: dict[socket.socket, ServedSession] = {}
+        self._joined: dict[MessageSocket, ServedSession] = {}
         self._late = 0.0
         self._peers = PeerServer(gate, self._receive, rank)
         self._woken, self._waker = socket.socketpair()
@@ -89,7 +99,8 @@ class Server(threading.Thread):
         After that, ranks that arrive within `late` seconds are told about a failure.
         """
         self._late = late
-        self._waker.send(b"\0")
+        with suppress(OSError):  # the thread has failed
+            self._waker.send(b"\0")
         self.join()
         self._waker.close()
 
@@ -170,18 +181,17 @@ class Server(threading.Thread):
 
     def _send(self, replies: Replies) -> None:
         for peer, message in replies:
-            assert isinstance(peer, socket.socket)
+            assert isinstance(peer, MessageSocket)
             self._peers.send(peer, message)
 
-    def _receive(self, peer: socket.socket) -> None:
-        how = ENDED
+    def _receive(self, peer: MessageSocket) -> None:
+        session, how = self._joined.get(peer), ENDED
         try:
-            message = peer.recv(MESSAGE_BYTES)
+            message = peer.recv(MESSAGE_BYTES if session else HELLO_BYTES)
         except BlockingIOError:  # half a message
             return
         except OSError as error:
             message, how = b"", broken(error)
-        session = self._joined.get(peer)
         if not message:
             self._joined.pop(peer, None)
             self._peers.drop(peer)
@@ -195,15 +205,15 @@ class Server(threading.Thread):
             else:
                 self._join(peer, request)
         except (ArithmeticError, ValueError, KeyError, TypeError, RecursionError):
-            # Without a nonce, any process of this user can join.
+            # Without a secret, any process of this user can join.
             if session:
                 self._send(session.take(peer, Frame("leave", {}, b"")))
             self._refuse(peer, MALFORMED)
 
-    def _join(self, peer: socket.socket, hello: Frame) -> None:
+    def _join(self, peer: MessageSocket, hello: Frame) -> None:
         """Let a peer join a session, or refuse it."""
-        if self._nonce is not None and not hmac.compare_digest(os.fsencode(str(hello.fields["nonce"])), self._nonce):
-            self._refuse(peer, "wrong nonce for this job")
+        if self._secret is not None and not hmac.compare_digest(os.fsencode(str(hello.fields["secret"])), self._secret):
+            self._refuse(peer, "wrong secret for this job")
             return
         session = self._session(hello)
         try:
@@ -228,7 +238,7 @@ class Server(threading.Thread):
     def _start_named(self, name: str, size: int, members: list[int]) -> Start:
         return self._failed.get(name) or self._starts.setdefault(name, Start(size, members))
 
-    def _refuse(self, peer: socket.socket, reason: str) -> None:
+    def _refuse(self, peer: MessageSocket, reason: str) -> None:
         self._joined.pop(peer, None)
         self._peers.send(peer, encode("refused", reason=reason))
         self._peers.refuse(peer, reason)
@@ -239,8 +249,8 @@ class Server(threading.Thread):
     def _end_starts_of_the_lost(self) -> None:
         """Fail each start for which a rank was lost before it joined."""
         for start in self._starts.values():
-            for rank in sorted(self.lasting.lost.keys() & start.absent()) if self.lasting.lost else ():
-                start.fail(lost_in_start(rank, self.lasting.lost[rank]))
+            for rank in sorted(self.members.lost.keys() & start.absent()) if self.members.lost else ():
+                start.fail(lost_in_start(rank, self.members.lost[rank]))
 
     def _sweep(self) -> None:
         for name, start in [*self._starts.items()]:

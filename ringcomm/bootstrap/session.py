@@ -12,25 +12,24 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from ringcomm.bootstrap.arrivals import rank_in_job
-from ringcomm.bootstrap.values import Peer, Replies, Values
+from ringcomm.bootstrap.key_values import KeyValues, Peer, Replies
+from ringcomm.bootstrap.start_errors import lost_in_start, rank_in_job
 from ringcomm.bootstrap.wire.framing import Frame, encode, encode_failure, failure_of
 from ringcomm.errors import ArgumentError, PeerLost, RingcommError
 
 __all__ = [
-    "LASTING",
+    "MEMBERS",
     "NODES",
     "SHRINK",
-    "Lasting",
+    "MemberStore",
     "Refused",
     "ServedSession",
     "Start",
-    "has_left",
-    "lost_in_start",
+    "ended_key",
 ]
 
 # The names of sessions that last; those of starts are named by job and start.
-NODES, LASTING, SHRINK = "nodes", "lasting", "shrink"
+NODES, MEMBERS, SHRINK = "nodes", "members", "shrink"
 
 
 class Refused(Exception):
@@ -63,21 +62,17 @@ class ServedSession(Protocol):
         ...
 
 
-def has_left(rank: int) -> str:
-    """Return the key that is set when a member of a start has left, although it was needed no more."""
-    return f"left/{rank}"
-
-
-def lost_in_start(rank: int, process: str) -> PeerLost:
-    return PeerLost(f"rank {rank} ({process}) exited during startup", rank=rank)
+def ended_key(rank: int) -> str:
+    """Return the key that is set when a member of a start is lost that was needed no more."""
+    return f"ended/{rank}"
 
 
 class Start:
     """The store of `size` members of one start: ranks, or the launchers of several hosts. The first failure ends it.
 
-    `in_job`: the rank in the job of each rank: see arrivals.py. `loss` returns the failure when a member is lost: its
-    rank, its process, how its connection has ended; None: the others go on. One that is `strict` fails if it refuses a
-    process, too.
+    `in_job`: the rank in the job of each rank: see start_errors.py. `loss`, given the rank of a lost member, its
+    process and how its connection has ended, returns the failure; None: the others go on. One that is `strict` fails
+    if it refuses a process, too.
     """
 
     def __init__(
@@ -93,7 +88,7 @@ class Start:
         self.failure: RingcommError | None = None
         self.came: dict[int, str] = {}  # the process of every member that has ever joined
         self.present: dict[Peer, int] = {}
-        self._values = Values()
+        self._values = KeyValues()
 
     @property
     def complete(self) -> bool:
@@ -147,7 +142,7 @@ class Start:
         if error := self._loss(rank, self.came[rank], how):
             self.fail(error)
             return []
-        return self._values.set(has_left(rank), b"")
+        return self._values.set(ended_key(rank), b"")
 
     def due(self) -> float:
         return self._values.due()
@@ -180,14 +175,14 @@ class Start:
         return lost_in_start(rank_in_job(self._in_job, rank), process)
 
 
-class Lasting:
+class MemberStore:
     """A store for any number of members, which come and go. What a member has set goes with it.
 
     Watchers, the launchers of an elastic job, are told every change of a key. `ended` is called when a rank is lost.
     """
 
     def __init__(self, ended: Callable[[], object] = lambda: None) -> None:
-        self._values = Values()
+        self._values = KeyValues()
         self._ended = ended
         self._present: dict[Peer, tuple[int, str]] = {}  # the rank in the job, or -1 for a launcher, and the process
         self.lost: dict[int, str] = {}  # the process of every rank that has come, and whose connection has ended

@@ -1,12 +1,12 @@
-"""How the survivors of a group on several hosts agree who is left of it: the launcher of node 0 decides.
+"""How the ranks of a group on several hosts agree who survives: the launcher of node 0 decides.
 
     rank → server    shrink: the ranks of the group, the lost ones that this one knows of, how long it waits
-    server → rank    who is left: once every other rank has come or is lost, or the time of one that waits is over
+    server → rank    the survivors: once every other rank has come or is lost, or the time of one that waits is over
     rank → server    connected, or failed: an attempt to connect the survivors
     server → rank    whether all are connected; otherwise all agree again
 
 Meanwhile each rank reports losses that it learns of; its own end, and the end of its connection, count as its
-loss. Once all that are left are connected, they have continued: whoever comes later is told by whom it was left out.
+loss. Once all survivors are connected, they have continued: a rank that comes later learns who has left it out.
 """
 
 import math
@@ -16,46 +16,46 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from ringcomm.bootstrap.session import lost_in_start
-from ringcomm.bootstrap.values import Peer, Replies
+from ringcomm.bootstrap.key_values import Peer, Replies
+from ringcomm.bootstrap.start_errors import lost_in_start
 from ringcomm.bootstrap.wire.framing import Frame, encode
 from ringcomm.errors import PeerLost
 
 __all__ = ["Agreement", "Shrink", "left_out_key", "start_name"]
 
-# What takes an answer, and no rank hears what else it tells.
+# The messages that have an answer.
 QUESTIONS = ("shrink", "connected")
 
 
 class Agreement(NamedTuple):
-    """Who is left. If the rank that asks is not, the others have continued without it."""
+    """Who survives. If the rank that asks does not, the others have continued without it."""
 
-    left: list[int]
+    survivors: list[int]
     lost: Sequence[int] = ()  # the others run, but did not come
     attempt: int = 0  # to connect them
 
 
 def start_name(group: str, attempt: int) -> str:
-    """Return the name of the start with which the ranks that are left of a group connect."""
+    """Return the name of the start in which the survivors of a group connect."""
     return f"{group}.{attempt}"
 
 
 def left_out_key(rank: int) -> str:
-    """Return the key of the lasting session that tells the launchers to end a rank of the job."""
+    """Return the key of the session of the members that tells the launchers to end a rank of the job."""
     return f"left_out/{rank}"
 
 
 class _State(Enum):
     GATHERING = auto()  # ranks come, or are lost
-    CONNECTING = auto()  # who is left was decided, and connects
+    CONNECTING = auto()  # the survivors connect
 
 
 @dataclass
 class _Regrouping:
-    """A group of which some ranks are lost, until all that are left have connected."""
+    """A group that has lost ranks, until all survivors have connected."""
 
     name: str
-    ranks: list[int]  # that may be left
+    ranks: list[int]  # that may survive
     members: list[int]  # the rank in the job of each rank of the group, or empty
     state: _State = _State.GATHERING
     attempt: int = 0
@@ -63,13 +63,13 @@ class _Regrouping:
     waiting: dict[Peer, tuple[int, float]] = field(default_factory=dict)  # their questions, and until when
     lost: set[int] = field(default_factory=set)
     left_out: set[int] = field(default_factory=set)
-    left: list[int] = field(default_factory=list)  # as decided in this attempt
+    survivors: list[int] = field(default_factory=list)  # as decided in this attempt
     connected: set[int] = field(default_factory=set)
 
     def take(self, peer: Peer, kind: str, request: dict[str, Any]) -> Replies:
         rank = int(request["rank"])
-        if rank not in (self.left or self.ranks):
-            return _answer(peer, kind, request, Agreement(self.left or self.ranks))
+        if rank not in (self.survivors or self.ranks):
+            return _answer(peer, kind, request, Agreement(self.survivors or self.ranks))
         self.peers[peer] = rank
         self.lost.update(request["lost"])
         return RULES[self.state, kind](self, peer, rank, request)
@@ -103,8 +103,8 @@ class _Regrouping:
     def retry(self, *_: object) -> Replies:
         """End an attempt: the survivors agree again."""
         replies = self.answer_all(Agreement([]))
-        self.ranks = [rank for rank in self.left if rank not in self.lost]
-        self.state, self.left, self.connected = _State.GATHERING, [], set()
+        self.ranks = [rank for rank in self.survivors if rank not in self.lost]
+        self.state, self.survivors, self.connected = _State.GATHERING, [], set()
         self.attempt += 1
         return replies
 
@@ -117,13 +117,13 @@ class _Regrouping:
         return rank
 
     def decide(self) -> Replies:
-        """Decide who is left, once all others have come or are lost, or it is time."""
+        """Decide who survives, once all others have come or are lost, or it is time."""
         came = {self.peers[peer] for peer in self.waiting}
         if not came or not (self.late() or came.issuperset(set(self.ranks) - self.lost)):
             return []
-        self.state, self.left = _State.CONNECTING, sorted(came)
+        self.state, self.survivors = _State.CONNECTING, sorted(came)
         self.left_out |= set(self.ranks) - came - self.lost
-        return self.answer_all(Agreement(self.left, sorted(self.lost), self.attempt))
+        return self.answer_all(Agreement(self.survivors, sorted(self.lost), self.attempt))
 
     def late(self) -> bool:
         return self.due() <= time.monotonic()
@@ -149,7 +149,7 @@ RULES: dict[tuple[_State, str], Callable[[_Regrouping, Peer, int, dict[str, Any]
 
 
 class Shrink:
-    """The session in which each group decides who is left. It lasts until the job ends.
+    """The session in which each group agrees who survives. It lasts until the job ends.
 
     `end_start` ends a start of so many ranks, with an error; `left_out` sets the key of a rank that was left out.
     """
@@ -172,9 +172,9 @@ class Shrink:
             return self.lose(peer, "has left")
         request = message.fields
         name, rank = str(request["group"]), int(request["rank"])
-        if name in self._done:  # whoever comes now, or comes again, is too late
-            left = [each for each in self._done[name] if each != rank]
-            return _answer(peer, message.kind, request, Agreement(left))
+        if name in self._done:  # a rank that comes now, or again, is too late
+            others = [each for each in self._done[name] if each != rank]
+            return _answer(peer, message.kind, request, Agreement(others))
         fresh = _Regrouping(name, list(request["ranks"]), list(request["members"]))
         return self._groups.setdefault(name, fresh).take(peer, message.kind, request)
 
@@ -183,9 +183,9 @@ class Shrink:
         process, replies = self._processes.pop(peer, ""), []
         for group in self._groups.values():
             rank = group.forget(peer)
-            if rank is not None and rank in group.left:
-                number = group.members[rank] if group.members else group.left.index(rank)
-                self._end_start(start_name(group.name, group.attempt), len(group.left), lost_in_start(number, process))
+            if rank is not None and rank in group.survivors:
+                error = lost_in_start(group.members[rank] if group.members else group.survivors.index(rank), process)
+                self._end_start(start_name(group.name, group.attempt), len(group.survivors), error)
                 replies += group.retry()
         return replies
 
@@ -200,9 +200,9 @@ class Shrink:
             del self._groups[group.name]
         elif group.state is _State.GATHERING:
             yield from group.decide()
-        elif group.connected.issuperset(group.left):
-            yield from group.answer_all(Agreement(group.left))
-            self._done[group.name] = group.left
+        elif group.connected.issuperset(group.survivors):
+            yield from group.answer_all(Agreement(group.survivors))
+            self._done[group.name] = group.survivors
             del self._groups[group.name]
             for rank in sorted(group.left_out) if group.members else ():
                 self._left_out(left_out_key(group.members[rank]))

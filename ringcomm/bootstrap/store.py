@@ -7,12 +7,12 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Protocol
 
-from ringcomm.bootstrap.arrivals import key_timeout, rank_in_job
 from ringcomm.bootstrap.client import Client
 from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.server import Server, serving
 from ringcomm.bootstrap.session import Start
+from ringcomm.bootstrap.start_errors import missing_key, rank_in_job
 from ringcomm.bootstrap.wire.unix import UnixGate, user_address
 from ringcomm.errors import Aborted, RingcommError, decode_error, encode_error
 from ringcomm.machine import descriptors
@@ -36,7 +36,7 @@ class Store(Protocol):
 
     Attributes:
         server: Where it is served to several hosts, as address:port; "" if it is not, or if that is not known.
-        members: The rank in the job of each rank that shares the store: see arrivals.py.
+        members: The rank in the job of each rank that shares the store: see start_errors.py.
         place: Of this process, if a launcher serves the store, and so until the job ends: survivors can agree there.
     """
 
@@ -84,7 +84,7 @@ class HashStore:
             found = self._changed.wait_for(lambda: self._failure or key in self._values, timeout)
             self.check()
             if not found:
-                raise key_timeout(key, timeout)
+                raise missing_key(key, timeout)
             return self._values[key]
 
     def abort(self, error: RingcommError) -> None:
@@ -134,7 +134,7 @@ def rank_0_server(place: Place) -> Server:
     """Serve the store in this process, rank 0."""
     number = rank_in_job(place.members, 0)
     gate = UnixGate(user_address(place.job), f"rank {number} of job {place.job!r}")
-    return Server(gate, number, place.nonce, (place.job, Start(place.size, place.members)))
+    return Server(gate, number, place.secret, (place.job, Start(place.size, place.members)))
 
 
 @contextmanager

@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ringcomm.bootstrap.arrivals import arrival_timeout
 from ringcomm.bootstrap.place import host_id
 from ringcomm.bootstrap.process_watch import ProcessWatch, process_id
+from ringcomm.bootstrap.start_errors import missing_ranks
 
 __all__ = ["NameAgreement", "wait_briefly"]
 
@@ -76,7 +76,7 @@ class NameAgreement:
         """Raise if a process has died, or the time is up."""
         self._watch.check()
         if time.monotonic() >= self._deadline:
-            raise arrival_timeout(missing, self._size, self._timeout)
+            raise missing_ranks(missing, self._size, self._timeout)
 
 
 def wait_briefly(store: Store, key: str, deadline: float) -> bool:

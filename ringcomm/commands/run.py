@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     start_logging("info" if arguments.verbose else None)
     bind = {None: None, "core": True, "none": False}[arguments.bind]
     if arguments.nnodes in (None, 1):
-        return launch(command, arguments.ranks, bind=bind, mpi4py=arguments.mpi4py, respawn=arguments.respawn)
+        return launch(command, arguments.ranks, bind=bind, mpi4py=arguments.mpi4py, max_restarts=arguments.respawn)
     if missing := [option for option, value in placement.items() if value is None]:
         arguments.usage_error(f"--nnodes {arguments.nnodes} needs {', '.join(missing)}")
     for option, value, most in (

@@ -59,7 +59,11 @@ def launch(
     its rank in a note. A process that dies raises PeerLost with its rank and signal. Processes that do not exit within
     5 s after a failure are killed, and so are ranks that do not exit once `fn` has returned on all ranks: a process
     waits for the threads that `fn` has started and that are not daemons. Then the results are returned, and a warning
-    of the logger "ringcomm" names rank and threads. The threads of world="threads" are joined. No rank is left running.
+    of the logger "ringcomm" names rank and threads. No process is left running.
+
+    The threads of world="threads" are joined, also after a failure. Nothing ends a thread: Ctrl-C aborts their
+    communicators and waits 5 s at most; ranks that then still run Python code are named in a warning, and go on until
+    this program exits.
     """
     if not callable(fn):
         raise refuse("fn", "a function that takes a communicator", repr(fn))
@@ -79,13 +83,23 @@ def launch(
 
 
 def _first_error(failures: list[RankResult], size: int) -> Exception:
-    """Return the first error, not its consequences on other ranks."""
-    first = min(failures, key=lambda each: (isinstance(each.error, Aborted | PeerLost) and bool(each.trace), each.when))
+    """Return the first error, not its consequences on other ranks, nor their errors that name the rank that failed."""
+    own = {each.rank for each in failures if not _is_consequence(each)}
+
+    def order(each: RankResult) -> tuple[bool, bool, float]:
+        named = each.error.rank if isinstance(each.error, RingcommError) else None
+        return _is_consequence(each), named != each.rank and named in own, each.when
+
+    first = min(failures, key=order)
     assert first.error is not None
     first.error.add_note(f"on rank {first.rank} of {size}")
     if first.trace and not first.error.__traceback__:  # from another process
         first.error.add_note(first.trace)
     return first.error
+
+
+def _is_consequence(failure: RankResult) -> bool:
+    return isinstance(failure.error, Aborted | PeerLost) and bool(failure.trace)
 
 
 # --- Threads --------------------------------------------------------------------------------------------------------
@@ -95,7 +109,6 @@ def _threads(spec: LaunchSpec, size: int) -> list[RankResult]:
     store = HashStore()
     comms: list[Communicator] = []
     ended: SimpleQueue[RankResult] = SimpleQueue()
-    results: dict[int, RankResult] = {}
 
     def run(rank: int) -> None:
         try:
@@ -112,29 +125,32 @@ def _threads(spec: LaunchSpec, size: int) -> list[RankResult]:
             result = RankResult(rank, error=lost, when=time.monotonic())
         ended.put(result)
 
-    def gather(count: int) -> None:
-        while len(results) < count:  # an interrupted join() marks the thread as finished
-            result = ended.get()
-            results[result.rank] = result
-
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
     try:
         for thread in threads:
             with starting(f"the thread of {thread.name}"):
                 thread.start()
-        gather(size)
+        results = [ended.get() for _ in threads]  # an interrupted join() would mark its thread as finished
     except BaseException:
         store.abort(Aborted(INTERRUPTED))
-        for comm in comms:
+        for comm in [*comms]:
             with suppress(RingcommError):  # already closed
                 comm.abort(Aborted(INTERRUPTED))
-        gather(sum(thread.ident is not None for thread in threads))
+        _end([thread for thread in threads if thread.ident is not None])  # started
         raise
-    finally:
-        for thread in threads:
-            if thread.ident is not None:  # started
-                thread.join()
-    return [results[rank] for rank in range(size)]
+    for thread in threads:
+        thread.join()
+    return sorted(results, key=lambda result: result.rank)
+
+
+def _end(threads: list[threading.Thread]) -> None:
+    """Wait for threads whose communicators were aborted."""
+    deadline = time.monotonic() + EXIT_TIMEOUT
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if left := [thread.name for thread in threads if thread.is_alive()]:
+        text = "%s, but these threads still run after %g s, and go on until the program exits: %s"
+        log.warning(text, INTERRUPTED, EXIT_TIMEOUT, ", ".join(left))
 
 
 # --- Processes ------------------------------------------------------------------------------------------------------
@@ -144,7 +160,7 @@ def _processes(spec: LaunchSpec, size: int) -> list[RankResult]:
     descriptors.provide_for_launcher(size)
     preparation, importable = _main_program()
     data = pickled_spec(spec, importable)
-    place = Place(0, size, job=secrets.token_hex(), nonce=secrets.token_hex(), launcher="launch")
+    place = Place(0, size, job=secrets.token_hex(), secret=secrets.token_hex(), launcher="launch")
     with _standard_descriptors(), ExitStack() as stack:
         place = stack.enter_context(serve_one_host(place))
         control, server_end = map(stack.enter_context, Pipe())

@@ -13,15 +13,15 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
-from ringcomm.bootstrap.arrivals import arrival_timeout, format_ranks
 from ringcomm.bootstrap.client import Client
-from ringcomm.bootstrap.endpoint import Endpoint, launcher_endpoint
+from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.place import MAX_SIZE, Place
 from ringcomm.bootstrap.server import Server, serving
-from ringcomm.bootstrap.session import NODES, Start, has_left
+from ringcomm.bootstrap.session import NODES, Start, ended_key
+from ringcomm.bootstrap.start_errors import format_ranks, missing_ranks
 from ringcomm.bootstrap.store import LATE
 from ringcomm.bootstrap.wire.tcp import TcpGate
 from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError, refuse
@@ -60,8 +60,8 @@ def _serve(options: NodeOptions) -> Server:
     """Serve the sessions of the job, in the launcher of node 0."""
 
     def loss(node: int, host: str, how: str) -> PeerLost | None:
-        text = f"node {node} ({host}) is lost: its launcher {how}"
-        if options.elastic and server.lasting.ever_had("connected"):
+        text = f"the launcher of node {node} ({host}) {how}"
+        if options.elastic and server.members.ever_had("connected"):
             log.warning("%s; the others continue without it", text)
             return None
         return PeerLost(text)
@@ -69,25 +69,10 @@ def _serve(options: NodeOptions) -> Server:
     try:
         gate = TcpGate(options.address, "--master-addr", os.fsencode(options.secret), options.keepalive)
     except ArgumentError as error:
-        cure = "node 0 listens there, the others have --node-rank 1, 2, …, and --master-port is free"
-        raise ArgumentError(f"{error}: {cure}") from None
+        hint = "node 0 listens there, the others have --node-rank 1, 2, …, and --master-port is free"
+        raise ArgumentError(f"{error}: {hint}") from None
     server = Server(gate, None, main=(NODES, Start(options.count, noun="node", loss=loss, strict=True)))
     return server
-
-
-def _node_0(place: Place, keepalive: float) -> Endpoint:
-    """Return node 0, in the words of the launchers."""
-
-    def unreachable(seconds: float, reason: str) -> CollectiveTimeout:
-        return CollectiveTimeout(f"{arrival_timeout([0], place.size, seconds, 'node')}; {place.store}: {reason}")
-
-    return replace(
-        launcher_endpoint(place, keepalive),
-        name="node 0",
-        lost=lambda how: PeerLost(f"node 0 ({place.store}) is lost: its launcher {how}"),
-        unreachable=unreachable,
-        silent=lambda seconds: CollectiveTimeout(f"node 0 did not answer within {seconds:g} s"),
-    )
 
 
 class Nodes:
@@ -98,7 +83,7 @@ class Nodes:
         self.over = False  # a failure was read, or all nodes have ended
         self.due = 0.0 if options.rank else math.inf  # when to call `probe` next
         self._store, self._options = store, options
-        each = [has_left(node) for node in range(options.count)]
+        each = [ended_key(node) for node in range(options.count)]
         self._mine = each[options.rank]
         self._awaited = each if options.rank == 0 else [ALL_ENDED]
         self._await_next()
@@ -157,7 +142,7 @@ def join_nodes(options: NodeOptions, ranks: int) -> Iterator[Nodes]:
     with ExitStack() as stack:
         if options.rank == 0:
             stack.enter_context(serving(_serve(options), min(options.timeout, LATE)))
-        node_0 = _node_0(place, options.keepalive)
+        node_0 = find_endpoint(place, options.keepalive)
         client = Client(node_0, NODES, place, options.timeout, process=_host(), noun="node", warn_after=WARN_AFTER)
         store = stack.enter_context(client)
         try:
@@ -211,7 +196,7 @@ def _get(store: Client, key: str, deadline: float, options: NodeOptions) -> byte
         return store.get(key, max(0.0, deadline - time.monotonic()))
     except CollectiveTimeout as error:
         if error.got:
-            raise arrival_timeout(error.got, options.count, options.timeout, "node") from None
+            raise missing_ranks(error.got, options.count, options.timeout, "node") from None
         raise
 
 

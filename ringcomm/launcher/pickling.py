@@ -63,7 +63,7 @@ def pickled_result(result: RankResult) -> bytes:
     """Pickle the result of a rank; raise ArgumentError if its value cannot be pickled."""
     try:
         return pickle.dumps(result)
-    except Exception as error:  # an object may raise any error
+    except BaseException as error:  # an object may raise anything, also SystemExit
         got = f"a {type(result.value).__name__} ({describe_error(error)})"
         raise _refuse(result.rank, "pickled", got) from None
 
@@ -74,7 +74,7 @@ def pickled_failure(result: RankResult) -> bytes:
         packed = pickle.dumps(result)
         pickle.loads(packed)
         return packed
-    except Exception:
+    except BaseException:
         summary = traceback.format_exception_only(result.error)[-1].strip()
         return pickle.dumps(result._replace(error=RingcommError(summary)))
 
@@ -84,7 +84,7 @@ def unpickled_result(rank: int, data: bytes) -> RankResult:
     try:
         result: RankResult = pickle.loads(data)
         return result
-    except Exception as error:  # an object may raise any error
+    except (Exception, SystemExit) as error:  # not KeyboardInterrupt: that is the user's
         return failed(rank, _refuse(rank, "unpickled", describe_error(error)))
 
 

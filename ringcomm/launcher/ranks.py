@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Self
 
-from ringcomm.bootstrap.place import NONCE, RANK, RESTARTS, environment_of, find_processes
+from ringcomm.bootstrap.place import RANK, RESTARTS, SECRET, environment_of, find_processes
 from ringcomm.launcher import processes
 from ringcomm.launcher.input import RankInput
 from ringcomm.launcher.processes import START_CALLS, describe_exit
@@ -27,7 +27,7 @@ __all__ = ["RankStart", "Ranks"]
 
 log = logging.getLogger("ringcomm")
 
-IDENTITY = NONCE, RANK, RESTARTS  # variables by which a process of a rank that may be started again is known
+IDENTITY = SECRET, RANK, RESTARTS  # variables by which a process of a rank that may be restarted is known
 REAPER = "the process that ends the ranks"
 KILL_TIMEOUT = 1.0  # seconds for the kernel to end what was killed
 

@@ -1,4 +1,4 @@
-"""Which lost ranks are started again, and when (`ringcomm run --respawn`)."""
+"""Which lost ranks are restarted, and when (`ringcomm run --respawn`)."""
 
 import json
 import math
@@ -12,36 +12,36 @@ from dataclasses import replace
 
 from ringcomm.bootstrap.client import Client
 from ringcomm.bootstrap.endpoint import find_endpoint
-from ringcomm.bootstrap.membership import TOO_LATE, MemberFact, removed
+from ringcomm.bootstrap.key_values import PRESENT
+from ringcomm.bootstrap.membership import TOO_LATE, Member, removed
 from ringcomm.bootstrap.place import RESTARTS, Place
 from ringcomm.bootstrap.process_watch import is_stopped
-from ringcomm.bootstrap.session import LASTING
-from ringcomm.bootstrap.values import PRESENT
+from ringcomm.bootstrap.session import MEMBERS
 from ringcomm.bootstrap.wire.framing import Frame
 from ringcomm.errors import PeerLost, RingcommError
-from ringcomm.launcher.launched import LaunchedRank, State
 from ringcomm.launcher.processes import EXIT_TIMEOUT
+from ringcomm.launcher.rank_state import LaunchedRank, State
 from ringcomm.launcher.ranks import Ranks, RankStart
 
 __all__ = ["Restarts"]
 
-# Seconds before a rank is started again that has died before it had joined: 1, 2, 4 and so on. At once it would die as
+# Seconds before a rank is restarted that has died before it had joined: 1, 2, 4 and so on. At once it would die as
 # often as it may within a moment, where the cause lasts longer, as a file server that does not answer.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 10.0
-# A rank that was started again is ended if so many looks in a row find it stopped before it has joined, which is before
-# stops.py reports it; and one that has joined, once another has waited too long for it. Seconds that passed while this
-# launcher was stopped as well do not count.
+# A restarted rank is ended if so many looks in a row find it stopped before it has joined, which is before stopped.py
+# reports it; and one that has joined, once another has waited too long for it. Seconds that passed while this launcher
+# was stopped as well do not count.
 CHECK_INTERVAL, STOPPED_CHECKS = 1.0, 3
-JOIN_TIMEOUT = 5.0  # seconds to join the lasting session, whose server runs
+JOIN_TIMEOUT = 5.0  # seconds to join the session of the members, whose server runs
 PATIENCE = 1.0  # seconds for the launcher of node 0 to answer: meanwhile this one forwards nothing
-LATE = "was started again, but no rank is left that it could join"
+LATE = "was restarted, but no rank is left that it could join"
 
 
 class Restarts:
     """Starts ranks again as long as any other one is left that they could join, each `limit` times at most.
 
     It also ends what cannot come back by itself: processes that `shrink` has left out, those that are stopped and for
-    which one that was started again has waited too long, those that were started again and are stopped or come too late
+    which one that was restarted has waited too long, those that were restarted and are stopped or come too late
     to join any, and what a rank that has failed leaves running.
 
     `fileno` is readable when `read` has something to read: the membership of the job, see membership.py.
@@ -61,14 +61,14 @@ class Restarts:
         start: Callable[[RankStart], None],
         report: Callable[[str], None],
     ) -> None:
-        """`place`: of any rank; `start` starts a rank again; `report` prints a line for the user."""
+        """`place`: of any rank; `start` restarts a rank; `report` prints a line for the user."""
         self._place, self._limit, self._ranks, self._start, self._report = place, limit, ranks, start, report
         self._members: defaultdict[int, LaunchedRank] = defaultdict(LaunchedRank)
-        self._registered: dict[int, MemberFact] = {}  # the ranks of the job that can call `grow`
+        self._registered: dict[int, Member] = {}  # the ranks of the job that can call `grow`
         self.lost, self.any_joined, self.over = 0, False, False
         self._over_since = self._check_at = math.inf  # since when late ranks have none to join; when to check again
         host, here = find_endpoint(place, keepalive), replace(place, rank=-1, members=())
-        self._store = Client(host, LASTING, here, JOIN_TIMEOUT, watch=self._note, patience=PATIENCE)
+        self._store = Client(host, MEMBERS, here, JOIN_TIMEOUT, watch=self._note, patience=PATIENCE)
 
     @property
     def due(self) -> float:
@@ -102,7 +102,7 @@ class Restarts:
     def _note(self, change: Frame) -> None:
         what, _, which = change.fields["key"].partition("/")
         if what == "member":
-            self._note_member(int(which), MemberFact(*json.loads(change.payload)) if change.fields["set"] else None)
+            self._note_member(int(which), Member(*json.loads(change.payload)) if change.fields["set"] else None)
         elif not change.fields["set"]:
             return
         elif what == "waited":
@@ -110,7 +110,7 @@ class Restarts:
         elif what == "left_out":
             self._end_left_out(*map(int, which.split("/")))
 
-    def _note_member(self, rank: int, fact: MemberFact | None) -> None:
+    def _note_member(self, rank: int, fact: Member | None) -> None:
         if fact is None:
             self._registered.pop(rank, None)
             return
@@ -247,7 +247,7 @@ class Restarts:
         """Start nothing any more."""
         for rank, member in self._members.items():
             if member.move("is cancelled") and reason:
-                self._report(f"rank {rank} is not started again: {reason}")
+                self._report(f"rank {rank} is not restarted: {reason}")
 
     def _schedule(self, rank: int, text: str) -> None:
         member = self._members[rank]
@@ -255,10 +255,10 @@ class Restarts:
         often = f"({member.restarts} of {self._limit})"
         if member.early:
             pause = min(FIRST_PAUSE * 2.0 ** (member.early - 1), LONGEST_PAUSE)
-            self._report(f"{text} before it had joined; started again in {pause:g} s {often}")
+            self._report(f"{text} before it had joined; restarted in {pause:g} s {often}")
         else:
             pause = 0.0
-            self._report(f"{text}; started again {often}")
+            self._report(f"{text}; restarted {often}")
         member.move("is awaited again", time.monotonic() + pause)
 
     def _end_left_out(self, which: int, process: int = 0) -> None:

@@ -37,19 +37,19 @@ def run(
     options: NodeOptions | None = None,
     bind: bool | None = None,
     mpi4py: bool = False,
-    respawn: int | None = None,
+    max_restarts: int | None = None,
 ) -> int:
     """Run `command` on `size` ranks: a Python file, `-m` and a module, or an executable, each with its arguments.
 
     With `options` they are the ranks of this node; other launchers start the others on theirs. Each rank
     is bound to cores of its own if there are enough; with `bind` there have to be, and with False no rank is bound.
     With `mpi4py`, `import mpi4py` gives ringcomm.mpi4py in the ranks and in the processes that they start.
-    With `respawn`, a rank that fails, or that the others leave out, is started again, so many times at most, and the
+    With `max_restarts`, a rank that fails, or that the others leave out, is restarted, so many times at most, and the
     others continue: they shrink and grow their communicator.
 
     Returns the exit status of the rank that failed first (128 + the signal if it was killed), else 0; 1 if a node was
-    lost. With `respawn` it is 0 if any rank has ended well. A status of 1 counts as later by CAUSE_TIMEOUT. Forwards
-    SIGINT and SIGTERM to the ranks. Must be called on the main thread.
+    lost. With `max_restarts` it is 0 if any rank has ended well. A status of 1 counts as later by CAUSE_TIMEOUT.
+    Forwards SIGINT and SIGTERM to the ranks. Must be called on the main thread.
     """
     if not 1 <= size <= processes.MAX_RANKS:
         raise refuse("number of ranks", f"1 to {processes.MAX_RANKS}", size)
@@ -60,7 +60,7 @@ def run(
         descriptors.provide_for_launcher(size)
         alone = Place(0, size, secrets.token_hex(16), secrets.token_hex(16))
         first = nodes.first if nodes else stack.enter_context(serve_one_host(alone))
-        first = replace(first, respawn=respawn, first=first.rank)
+        first = replace(first, max_restarts=max_restarts, first=first.rank)
         with SignalSocket(signal.SIGCHLD, *FORWARDED) as signals, Supervisor(signals, nodes, first) as supervisor:
             for local_rank, cores in enumerate(shares):
                 place = replace(first, rank=first.rank + local_rank)

@@ -18,7 +18,7 @@ from ringcomm.launcher.output import OutputWriter, RankOutput
 from ringcomm.launcher.ranks import Ranks, RankStart
 from ringcomm.launcher.restarts import Restarts
 from ringcomm.launcher.signals import SignalSocket
-from ringcomm.launcher.stops import Stops
+from ringcomm.launcher.stopped import StoppedRanks
 
 __all__ = ["FORWARDED", "Supervisor"]
 
@@ -37,11 +37,11 @@ class Supervisor:
         """`place`: of any rank."""
         self._signals, self._nodes = signals, nodes
         self._ranks = Ranks(signals, *FORWARDED)
-        self._stops = Stops(self._ranks)
+        self._stopped = StoppedRanks(self._ranks)
         self._restarts: Restarts | None = None
-        if place.respawn is not None:
+        if place.max_restarts is not None:
             keepalive = nodes.keepalive if nodes else KEEPALIVE
-            self._restarts = Restarts(place, keepalive, place.respawn, self._ranks, self.start, self._print)
+            self._restarts = Restarts(place, keepalive, place.max_restarts, self._ranks, self.start, self._print)
         out, err = sys.stdout.fileno(), sys.stderr.fileno()
         self._out = OutputWriter(out, signals.wake)
         # Two threads that write to one pipe would mix their lines.
@@ -119,7 +119,7 @@ class Supervisor:
         restarts_due = self._restarts.due if self._restarts else math.inf
         probe_due = self._nodes.due if self._nodes else math.inf
         scheduled = (when for when, _ in self._scheduled)
-        until = min([until, self._uncaught_until, self._stops.due, restarts_due, probe_due, *scheduled])
+        until = min([until, self._uncaught_until, self._stopped.due, restarts_due, probe_due, *scheduled])
         for key, _ in selector.select(None if until == math.inf else max(0.0, until - time.monotonic())):
             if key.fileobj is self._signals:
                 self._handle_signals()
@@ -138,7 +138,7 @@ class Supervisor:
             self._ranks.send(self._scheduled.pop(0)[1])
         if time.monotonic() >= self._uncaught_until:
             self._settle_uncaught()
-        if text := self._stops.report():
+        if text := self._stopped.report():
             self._print(text)
         if self._restarts and time.monotonic() >= self._restarts.due:
             self._restarts.poll()
@@ -161,7 +161,7 @@ class Supervisor:
                     self._restarts.end_well(rank)
         if text := self._ranks.reaper_loss():
             self._print(text)
-        self._stops.look()
+        self._stopped.look()
         if self._restarts:
             self._restarts.poll()
 
@@ -182,7 +182,7 @@ class Supervisor:
                 selector.unregister(self._restarts)
 
     def _report(self, rank: int, code: int) -> None:
-        """Record that a rank of this node has failed, unless it is started again or another one is the reason."""
+        """Record that a rank of this node has failed, unless it is restarted or another one is the reason."""
         on = f" on {self._nodes.host}" if self._nodes else ""
         why = self._restarts.why_ended(rank) if self._restarts else ""
         text = f"rank {rank}{on} {why or processes.describe_exit(code)}"

@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 import ringcomm
-from ringcomm.bootstrap.arrivals import format_ranks
 from ringcomm.bootstrap.place import find_place
+from ringcomm.bootstrap.start_errors import format_ranks
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import CollectiveTimeout, MismatchError, RingcommError, describe_error

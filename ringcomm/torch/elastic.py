@@ -40,7 +40,7 @@ class Stateful(Protocol):
 
 
 def init_process_group(timeout: float | None = None) -> None:
-    """Start torch.distributed on the ranks of `ringcomm run`. In a rank that was started again this waits for `grow`.
+    """Start torch.distributed on the ranks of `ringcomm run`. In a restarted rank this waits for `grow`.
 
     Raises: see `ringcomm.init`.
     """
@@ -62,7 +62,7 @@ def shrink(timeout: float | None = None) -> None:
 
 
 def grow(timeout: float | None = None) -> bool:
-    """Take ranks that were started again into the default group; return whether any has come.
+    """Take restarted ranks into the default group; return whether any has come.
 
     All ranks call this, new ones `init_process_group`. See `Communicator.grow`. If none has come, the groups stay.
     """

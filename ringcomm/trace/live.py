@@ -28,7 +28,7 @@ class Rank:
         rank: in the job, if its launcher has told the process; else among the ranks that share memory
         call: the call that it is in, of any of its groups, since so many `seconds`; None: in none
         waits_for: the rank of the job for which it waits in the call, as far as it knows
-        state: "runs", "stopped", "gone" or "closed"
+        state: "runs", "stopped", "lost" or "closed"
         calls, bytes: since the start, of all groups
     """
 
@@ -149,10 +149,10 @@ def _ranks(fd: int, offsets: set[int], pids: list[int]) -> tuple[list[Rank], lis
 def _number_in_job(ranks: list[Rank]) -> int:
     """Give ranks their numbers in the job, and return its size.
 
-    The environment of a rank that is gone cannot be read: it gets a number if those of the others begin anywhere, but
+    The environment of a lost rank cannot be read: it gets a number if those of the others begin anywhere, but
     follow each other. Where that fails, or the ranks are threads, they keep their numbers.
     """
-    places = {each.rank: place for each in ranks if each.state != "gone" and (place := _place(each.pid))}
+    places = {each.rank: place for each in ranks if each.state != "lost" and (place := _place(each.pid))}
     offsets = {rank - own for own, (rank, _) in places.items()}
     numbers = {each.rank: each.rank + min(offsets, default=0) for each in ranks} if len(offsets) == 1 else {}
     numbers |= {own: rank for own, (rank, _) in places.items()}
@@ -186,12 +186,12 @@ def _place(pid: int) -> tuple[int, int] | None:
 
 def _state(pid: int, pids: list[int]) -> str:
     if pid not in pids:
-        return "gone"
+        return "lost"
     try:
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except OSError:
-        return "gone"
-    return {"T": "stopped", "t": "stopped", "Z": "gone", "X": "gone"}.get(state, "runs")
+        return "lost"
+    return {"T": "stopped", "t": "stopped", "Z": "lost", "X": "lost"}.get(state, "runs")
 
 
 def _command(pid: int) -> str:

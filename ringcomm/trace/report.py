@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
-from ringcomm.bootstrap.arrivals import format_ranks
+from ringcomm.bootstrap.start_errors import format_ranks
 from ringcomm.trace.entries import Call, Recording
 
 __all__ = ["plural", "printable", "report"]
@@ -30,7 +30,7 @@ def report(recordings: Sequence[Recording], bus_factor: BusFactor) -> str:
     lines = ["; ".join([f"{', '.join(what)} in {seconds:.3g} s", *notes])]
     for rank, started in sorted(processes.items()):
         if len(started) > 1:
-            lines.append(f"rank {rank} was started again: process {', then '.join(map(str, started.values()))}")
+            lines.append(f"rank {rank} was restarted: process {', then '.join(map(str, started.values()))}")
     lines.append("")
     for group in dict.fromkeys(each.group for each in recordings):
         lines += [*_group([each for each in recordings if each.group == group], bus_factor), ""]

@@ -302,6 +302,6 @@ class LocalTransport(Transport, Protocol):
         """
         ...
 
-    def gone(self) -> list[int]:
+    def lost(self) -> list[int]:
         """Return the ranks that have died or closed."""
         ...

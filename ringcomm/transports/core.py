@@ -77,13 +77,13 @@ class NativeTransport:
         check(lib.rc_check(self.handle))
         check(lib.rc_check_calls(self.handle))
 
-    def gone(self) -> list[int]:
+    def lost(self) -> list[int]:
         """Return the ranks that have died or closed."""
         lib.rc_check(self.handle)  # what has come from other hosts
-        gone, ranks = ffi.new("int *"), []
+        lost, ranks = ffi.new("int *"), []
         for rank in range(self.size):
-            check(lib.rc_peer_lost(self.handle, rank, gone))
-            if gone[0] and rank != self.rank:
+            check(lib.rc_peer_lost(self.handle, rank, lost))
+            if lost[0] and rank != self.rank:
                 ranks.append(rank)
         return ranks
 
@@ -186,7 +186,7 @@ class NativeWork:
 
 
 def by_rank(values: Sequence[str], member: str = "rank", members: Sequence[int] = ()) -> str:
-    """Describe which ranks have which value; `members`: their ranks in the job: see arrivals.py."""
+    """Describe which ranks have which value; `members`: their ranks in the job: see start_errors.py."""
     numbers = members or range(len(values))
     ranks = {value: [n for n, other in zip(numbers, values, strict=True) if other == value] for value in values}
     return "; ".join(f"{value} on {member} {', '.join(map(str, where))}" for value, where in ranks.items())

@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager, closing
 from functools import partial
 from typing import Any, Self
 
-from ringcomm.bootstrap.arrivals import rank_in_job
+from ringcomm.bootstrap.descriptor_exchange import Exchanged, exchange_descriptors
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.process_watch import is_stopped
-from ringcomm.bootstrap.rendezvous import Rendezvous, rendezvous
+from ringcomm.bootstrap.start_errors import rank_in_job
 from ringcomm.bootstrap.store import Store
 from ringcomm.config import Config
 from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost
@@ -77,7 +77,7 @@ class ShmTransport(NativeTransport):
         members, size, slot = ffi.new("int[]", self.size), ffi.new("int *"), ffi.new("rc_comm **")
         check(lib.rc_shrink(self.handle, timeout, members, size, slot))
         ranks = [*members[0 : size[0]]]
-        left_out = sorted({*range(self.size)} - {*ranks, *self.gone()})
+        left_out = sorted({*range(self.size)} - {*ranks, *self.lost()})
         shrunk = type(self)(slot[0], ranks.index(self.rank), self.processes(ranks), self.tuning)
         shrunk.left_out = self.processes(left_out)
         if shrunk.rank == 0:
@@ -146,21 +146,18 @@ def serves(place: Place) -> bool:
 
 def connect(rank: int, size: int, store: Store, config: Config) -> ShmTransport:
     """Find the other ranks through `store` and map the shared memory."""
-    hello = {
-        "version": VERSION,
-        "cores": sorted(topology.cores()),
-        "addresses": memory.addresses(),
-        "tuning": {name: getattr(config, name, None) for name, _ in ffi.typeof("rc_tuning").fields},
-    }
+    hello = {"version": VERSION, "cores": sorted(topology.cores()), "addresses": memory.addresses()}
+    if rank == 0:
+        hello["tuning"] = {name: getattr(config, name, None) for name, _ in ffi.typeof("rc_tuning").fields}
     opened: list[ShmTransport] = []
 
-    def open_world(joined: Rendezvous) -> None:
+    def open_world(joined: Exchanged) -> None:
         tuning, slot = ffi.new("rc_tuning *", joined.reply["tuning"]), ffi.new("rc_comm **")
         nonce = joined.reply["nonce"]  # rank 0 maps first; that the others read it there proves that they share memory
         check(lib.rc_world_open(joined.fd, rank, size, joined.pids, joined.pidfds, nonce, tuning, slot))
         opened.append(ShmTransport(slot[0], rank, joined.pids, tuning))
 
-    with rendezvous(
+    with exchange_descriptors(
         store, rank, size, hello, partial(_answer, store.members), open_world, config.start_limit
     ) as joined:
         log.debug("rank %d of %d shares memory, %s", rank, size, joined.reply["tuning"])

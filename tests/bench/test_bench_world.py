@@ -50,7 +50,7 @@ def test_the_ranks_of_a_launcher_are_measured_and_rank_0_prints(tmp_path):
     assert libraries("\n".join(line[4:] for line in lines)) == {size: ["ringcomm"] for size in SIZES}
     assert "all_reduce; 2 ranks on 1 host, started by ringcomm run; in place" in out
     assert re.search(r"memcpy of 256 MiB.* GB/s per rank", out)
-    assert "RINGCOMM_NONCE" not in out, "which only the job may know"
+    assert "RINGCOMM_JOB_SECRET" not in out, "which only the job may know"
     document = json.loads((tmp_path / "out.json").read_text())
     assert {(row["ranks"], row["op"], row["dtype"], row["wrong"]) for row in document["rows"]} == {
         (2, "max", "int32", 0)

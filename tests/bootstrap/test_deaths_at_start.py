@@ -15,7 +15,7 @@ import pytest
 import harness
 from harness import pools
 from harness.failures import PROMPT, until
-from ringcomm.bootstrap import rendezvous
+from ringcomm.bootstrap import descriptor_exchange
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.store import job_store
 from ringcomm.config import Config
@@ -32,24 +32,26 @@ def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def after(function, holds):
-    def wrapped(*args):
-        result = function(*args)
-        if holds(*args):
+def at_the_gather_of(name):
+    """Die after the gather of this name."""
+    gather = descriptor_exchange.all_gather_facts
+
+    def wrapped(store, gathered, *args):
+        result = gather(store, gathered, *args)
+        if gathered == name:
             die()
         return result
 
-    return wrapped
+    descriptor_exchange.all_gather_facts = wrapped
 
 
-# What the victim does at its end. A client receives the reply, then "go"; rank 0 sends them.
+# What the victim does at its end.
 MOMENTS = {
-    "joined the store": lambda: setattr(shm, "rendezvous", die),
-    "said hello": lambda: setattr(rendezvous, "receive_packet", die),
+    "joined the store": lambda: setattr(shm, "exchange_descriptors", die),
+    "said hello": lambda: at_the_gather_of(descriptor_exchange.HELLO),
+    "asked for descriptors": lambda: setattr(descriptor_exchange._Client, "_receive", die),
     "maps the memory": lambda: setattr(shm, "ShmTransport", die),
-    "is ready": lambda: setattr(
-        rendezvous, "send_packet", after(rendezvous.send_packet, lambda _, message, *rest: "ready" in message)
-    ),
+    "is ready": lambda: at_the_gather_of(descriptor_exchange.READY),
 }
 
 
@@ -151,7 +153,7 @@ def check_survivors(run, where, victim, moment):
             if rank != victim:
                 lost, seconds, text = connection.recv()
                 assert lost == victim
-                assert re.search(rf"rank {victim} .*(exited during startup|died while)", text), text
+                assert re.search(rf"rank {victim} .*(exited|has ended) during startup|died while", text), text
                 assert seconds < PROMPT
             assert exit_status(process) == (0 if rank != victim else -signal.SIGKILL)
 

@@ -22,7 +22,7 @@ from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.membership import TOO_LATE, Membership
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.server import serve_one_host
-from ringcomm.bootstrap.session import LASTING, Lasting
+from ringcomm.bootstrap.session import MEMBERS, MemberStore
 from ringcomm.bootstrap.store import job_store
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 
@@ -65,7 +65,7 @@ def lead(membership, missing, timeout=harness.OPERATION, check=lambda: None):
 def test_a_joiner_that_dies_and_comes_again_gets_the_plan(place, registered):
     came = threading.Event()
     with ThreadPoolExecutor() as pool:
-        with Client(find_endpoint(place(1)), LASTING, place(1), harness.OPERATION) as dead:
+        with Client(find_endpoint(place(1)), MEMBERS, place(1), harness.OPERATION) as dead:
             dead.set("join/1/the request of the dead", b"")
             found = pool.submit(lead, registered, [1, 3], check=came.set)
             assert came.wait(harness.OPERATION)  # rank 0 has seen that request
@@ -99,7 +99,7 @@ def test_a_plan_that_is_withdrawn_is_not_waited_for_longer_than_the_communicator
 
 
 def test_who_was_removed_is_not_waited_for(place, registered):
-    with Client(find_endpoint(place(3)), LASTING, place(3), harness.OPERATION) as launcher:
+    with Client(find_endpoint(place(3)), MEMBERS, place(3), harness.OPERATION) as launcher:
         launcher.tell("propose", key="removed/1")
         launcher.check()
         assert lead(registered, [1])["ranks"] == [0]
@@ -111,7 +111,7 @@ from ringcomm.bootstrap.membership import Membership
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.server import serve_one_host
 
-with serve_one_host(Place(0, 2, f"job of {os.getpid()}", "nonce")) as place:
+with serve_one_host(Place(0, 2, f"job of {os.getpid()}", "secret")) as place:
     (lives, ends), (runs, forked) = os.pipe(), os.pipe()
     first = Membership(place, 20, 15.0)
     first.register(os.getpid(), joined=True)
@@ -177,7 +177,7 @@ def test_a_start_ends_when_a_rank_is_lost_that_it_awaits(place, registered):
 
 
 def test_a_slow_server_is_not_the_end_of_the_job(place, registered, monkeypatch):
-    take, slow = Lasting.take, threading.Event()
+    take, slow = MemberStore.take, threading.Event()
 
     def take_slowly(self, peer, message):
         if message.kind == "keys" and not slow.is_set():
@@ -187,7 +187,7 @@ def test_a_slow_server_is_not_the_end_of_the_job(place, registered, monkeypatch)
 
     with member_of(place(1)) as joiner, ThreadPoolExecutor() as pool:
         monkeypatch.setattr(joiner._store, "_patience", 0.2)
-        monkeypatch.setattr(Lasting, "take", take_slowly)
+        monkeypatch.setattr(MemberStore, "take", take_slowly)
         answer = pool.submit(joiner.join, harness.OPERATION)
         assert slow.wait(harness.OPERATION)
         assert lead(registered, [1]) == answer.result(harness.OPERATION)
@@ -213,9 +213,9 @@ def test_a_watcher_that_reads_late_misses_no_change(place):
     changes = range(3000)  # more than the buffers of a socket hold
     with (
         Client(
-            find_endpoint(place(3)), LASTING, place(3), 20, watch=lambda it: seen.append(it.fields["key"])
+            find_endpoint(place(3)), MEMBERS, place(3), 20, watch=lambda it: seen.append(it.fields["key"])
         ) as watcher,
-        Client(find_endpoint(place(0)), LASTING, place(0), 20) as busy,
+        Client(find_endpoint(place(0)), MEMBERS, place(0), 20) as busy,
     ):
         for number in changes:
             busy.set(f"key/{number}", b"")
@@ -225,7 +225,7 @@ def test_a_watcher_that_reads_late_misses_no_change(place):
 
 
 def test_the_question_that_a_client_gave_up_does_not_answer_the_next(place):
-    with Client(find_endpoint(place(0)), LASTING, place(0), 20) as store:
+    with Client(find_endpoint(place(0)), MEMBERS, place(0), 20) as store:
         with pytest.raises(PeerLost, match="what ends the wait"):
             store.find("never set", 0.3, ends_the_wait)
         time.sleep(0.4)

@@ -9,7 +9,7 @@ from ringcomm import ArgumentError
 from ringcomm.bootstrap.place import Place, find_place
 from ringcomm.bootstrap.store import job_store
 
-OURS = {"RINGCOMM_RANK": "1", "RINGCOMM_SIZE": "4", "RINGCOMM_JOB": "j", "RINGCOMM_NONCE": "secret"}
+OURS = {"RINGCOMM_RANK": "1", "RINGCOMM_SIZE": "4", "RINGCOMM_JOB": "j", "RINGCOMM_JOB_SECRET": "secret"}
 TORCHRUN = {
     "RANK": "1",
     "WORLD_SIZE": "4",
@@ -85,7 +85,7 @@ def test_a_world_size_that_no_launcher_set_is_ignored_with_a_warning(caplog):
 
 @pytest.mark.parametrize("inner", [OURS, TORCHRUN, OPEN_MPI], ids=["ringcomm run", "torchrun", "Open MPI"])
 def test_a_launcher_with_a_missing_variable_is_skipped(inner):
-    for name in inner.keys() - {"RINGCOMM_NONCE"}:
+    for name in inner.keys() - {"RINGCOMM_JOB_SECRET"}:
         incomplete = {key: value for key, value in inner.items() if key != name}
         assert find_place({**incomplete, **SRUN}).launcher == "srun"
 
@@ -107,9 +107,9 @@ def test_two_jobs_of_a_user_have_different_names(environ, names):
 
 def test_a_place_round_trips_through_the_environment():
     for store in ("", "unix:name", "10.0.0.1:29500"):
-        place = Place(2, 3, "job", "nonce", store=store)
+        place = Place(2, 3, "job", "the secret", store=store)
         found = find_place(place.environment())
-        assert (found.rank, found.size, found.nonce, found.store) == (2, 3, "nonce", store)
+        assert (found.rank, found.size, found.secret, found.store) == (2, 3, "the secret", store)
         assert found.hosts == (store == "10.0.0.1:29500")
         assert place.environment().keys() >= os.environ.keys()
 

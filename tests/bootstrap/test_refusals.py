@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import selectors
+import socket
 import uuid
 from contextlib import closing, suppress
 from types import SimpleNamespace
@@ -12,8 +13,9 @@ import pytest
 
 from ringcomm import RingcommError
 from ringcomm.bootstrap.wire import peers
+from ringcomm.bootstrap.wire.framing import MessageSocket
 from ringcomm.bootstrap.wire.peers import PeerServer
-from ringcomm.bootstrap.wire.unix import UnixGate, packet_socket
+from ringcomm.bootstrap.wire.unix import UnixGate
 
 
 class RefusingServer(PeerServer):
@@ -25,7 +27,7 @@ class RefusingServer(PeerServer):
 
     def refuse_processes(self, count):
         for _ in range(count):
-            with packet_socket() as peer:
+            with MessageSocket(socket.socket(socket.AF_UNIX)) as peer:
                 peer.connect(self.address)
                 self.serve(0)  # accept it; one of another user is refused here
                 with suppress(BrokenPipeError):
@@ -85,13 +87,13 @@ def test_a_flood_does_not_hide_another_reason(clock, caplog):
     for pid in range(100):
         refused.add("a connection", f"process {pid} belongs to user {pid}, not to user 0")
         if pid == 50:
-            refused.add("process 7", "wrong nonce for this job")
+            refused.add("process 7", "wrong secret for this job")
     clock.now += 1
     refused.poll()
     first, *lines = caplog.messages
     assert first.startswith("refused a connection: process 0 belongs")
     assert [others(line) for line in lines] == [98, 0]
-    assert lines[1] == "refused process 7: wrong nonce for this job"
+    assert lines[1] == "refused process 7: wrong secret for this job"
 
 
 @pytest.mark.parametrize("reason", [errno.EMFILE, errno.ENOMEM, errno.ENOBUFS])
@@ -107,7 +109,7 @@ def test_a_peer_that_cannot_be_accepted_is_an_error_once(server, reason):
     server._selector.unregister(listener)
     server._listener = Refused(listener)
     server._selector.register(server._listener, selectors.EVENT_READ)
-    with packet_socket() as peer:
+    with MessageSocket(socket.socket(socket.AF_UNIX)) as peer:
         peer.connect(server.address)
         with pytest.raises(RingcommError, match=f"^rank 2 .*{os.strerror(reason)}"):
             server.serve(0)

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from ringcomm import PeerLost
-from ringcomm.bootstrap.session import Lasting, Refused, Start, has_left
+from ringcomm.bootstrap.session import MemberStore, Refused, Start, ended_key
 from ringcomm.bootstrap.shrink import RULES, Shrink, _State
 from ringcomm.bootstrap.wire.framing import Frame, decode, failure_of
 
@@ -55,7 +55,7 @@ def test_the_absent_are_named_when_the_time_is_over(start):
     assert start.due() > time.monotonic()
 
 
-def test_the_loss_of_a_member_answers_all_and_one_that_has_left_is_not_lost(start):
+def test_the_loss_of_a_member_answers_all_and_one_that_ended_key_is_not_lost(start):
     start.take("a", ask("key"))
     assert start.lose("b", "has ended") == []
     ((peer, data),) = start.poll()
@@ -73,7 +73,7 @@ def test_a_loss_that_is_no_failure_is_told_by_a_key():
     start = Start(2, noun="node", loss=lambda *facts: losses.append(facts))
     for rank, peer in enumerate("ab"):
         start.join(peer, hello(rank, 2))
-    start.take("a", ask(has_left(1)))
+    start.take("a", ask(ended_key(1)))
     assert told(start.lose("b", "does not answer")) == {"a": ("value", {})}
     assert losses == [(1, "process 1", "does not answer")]
 
@@ -96,49 +96,49 @@ def test_a_start_of_many_costs_the_server_some_messages_for_each():
         start.join(peer, hello(peer, size))
         start.take(peer, message("set", b"fact", key=f"facts/{peer}"))
         if peer:
-            assert start.take(peer, ask("facts/table/0")) == []
+            assert start.take(peer, ask("facts/table")) == []
         assert start.poll() == []
     for peer in peers:
         assert told(start.take(0, ask(f"facts/{peer}"))) == {0: ("value", b"fact")}
-    assert len(start.take(0, message("set", b"table", key="facts/table/0"))) == size - 1
+    assert len(start.take(0, message("set", b"table", key="facts/table"))) == size - 1
     assert start.due() == float("inf")
 
 
 def test_watchers_are_told_what_is_there_and_what_changes():
-    lasting = Lasting()
-    lasting.join("rank", hello(3))
-    lasting.take("rank", message("set", b"first", key="member/3"))
-    _, (_, present) = lasting.join("watcher", hello(-1, watch=True))
+    members = MemberStore()
+    members.join("rank", hello(3))
+    members.take("rank", message("set", b"first", key="member/3"))
+    _, (_, present) = members.join("watcher", hello(-1, watch=True))
     assert (decode(present).fields, decode(present).payload) == ({"key": "member/3", "set": True}, b"first")
-    assert told(lasting.take("rank", message("set", b"", key="waited/3")))["watcher"][1]["key"] == "waited/3"
-    gone = [decode(data).fields for peer, data in lasting.lose("rank", "has ended") if peer == "watcher"]
+    assert told(members.take("rank", message("set", b"", key="waited/3")))["watcher"][1]["key"] == "waited/3"
+    gone = [decode(data).fields for peer, data in members.lose("rank", "has ended") if peer == "watcher"]
     assert sorted(gone, key=str) == [{"key": key, "set": False} for key in ("member/3", "waited/3")]
-    assert lasting.lost == {3: "process 3"}
+    assert members.lost == {3: "process 3"}
 
 
 def test_a_key_lasts_as_long_as_any_member_that_has_set_it_and_a_proposal_for_good():
-    lasting = Lasting()
+    members = MemberStore()
     for peer in "ab":
-        lasting.join(peer, hello(ord(peer)))
-        lasting.take(peer, message("set", b"", key="both"))
-        lasting.take(peer, message("propose", peer.encode(), key="decision"))
-    lasting.lose("a", "has ended")
-    assert told(lasting.take("b", message("keys", id=1, begin="both"))) == {"b": ("keys", {"keys": ["both"]})}
-    lasting.lose("b", "has ended")
-    lasting.join("c", hello(1))
-    assert told(lasting.take("c", message("keys", id=1, begin="both"))) == {"c": ("keys", {"keys": []})}
-    assert told(lasting.take("c", ask("decision"))) == {"c": ("value", b"a")}
+        members.join(peer, hello(ord(peer)))
+        members.take(peer, message("set", b"", key="both"))
+        members.take(peer, message("propose", peer.encode(), key="decision"))
+    members.lose("a", "has ended")
+    assert told(members.take("b", message("keys", id=1, begin="both"))) == {"b": ("keys", {"keys": ["both"]})}
+    members.lose("b", "has ended")
+    members.join("c", hello(1))
+    assert told(members.take("c", message("keys", id=1, begin="both"))) == {"c": ("keys", {"keys": []})}
+    assert told(members.take("c", ask("decision"))) == {"c": ("value", b"a")}
 
 
 def test_who_says_that_it_leaves_is_not_lost_and_who_comes_back_neither():
-    lasting = Lasting()
-    lasting.join("a", hello(1))
-    lasting.take("a", message("leave"))
-    lasting.join("b", hello(2))
-    lasting.lose("b", "has ended")
-    assert lasting.lost == {2: "process 2"}
-    lasting.join("b again", hello(2))
-    assert lasting.lost == {}
+    members = MemberStore()
+    members.join("a", hello(1))
+    members.take("a", message("leave"))
+    members.join("b", hello(2))
+    members.lose("b", "has ended")
+    assert members.lost == {2: "process 2"}
+    members.join("b again", hello(2))
+    assert members.lost == {}
 
 
 # --- shrink -----------------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Survivors:
 
 
 def agreed(left, lost=(), attempt=0):
-    return "agreed", {"left": left, "lost": [*lost], "attempt": attempt}
+    return "agreed", {"survivors": left, "lost": [*lost], "attempt": attempt}
 
 
 def test_every_event_of_a_rank_has_a_rule_in_every_state():

@@ -25,7 +25,7 @@ from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.session import Start
 from ringcomm.bootstrap.store import HashStore, job_store, open_store, rank_0_server, shared_failure
 from ringcomm.bootstrap.wire import peers
-from ringcomm.bootstrap.wire.framing import decode, encode
+from ringcomm.bootstrap.wire.framing import HELLO_BYTES, LENGTH, MessageSocket, decode, encode
 from ringcomm.bootstrap.wire.unix import user_address
 from ringcomm.machine import descriptors
 
@@ -81,12 +81,12 @@ class Rank:
         self.client._socket.close()
 
 
-def join(job, rank, size, nonce="", timeout=20):
-    return closing(Rank(Place(rank, size, job, nonce), timeout))
+def join(job, rank, size, secret="", timeout=20):
+    return closing(Rank(Place(rank, size, job, secret), timeout))
 
 
 def connect(name):
-    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    peer = MessageSocket(socket.socket(socket.AF_UNIX))
     peer.settimeout(10)
     peer.connect(name)
     return peer
@@ -249,7 +249,8 @@ def test_a_job_of_one_rank_opens_no_socket(job):
 
 
 def test_a_missing_rank_0_is_named(job):
-    with pytest.raises(CollectiveTimeout, match=r"^timed out: rank 0 of 2 did not arrive within 0\.05 s$"):
+    text = r"^timed out: rank 0 did not answer within 0\.05 s \(Connection refused\) during startup$"
+    with pytest.raises(CollectiveTimeout, match=text):
         join(job, 1, 2, timeout=0.05)
 
 
@@ -268,23 +269,23 @@ def test_the_second_process_with_a_rank_is_refused(job, caplog):
 @pytest.mark.parametrize(
     ("place", "reason"),
     [
-        (Place(1, 2, "", "guessed"), "wrong nonce"),
-        (Place(1, 2, "", ""), "wrong nonce"),
-        (Place(1, 3, "", "nonce"), "expected a rank of 2, got rank 1 of 3"),
+        (Place(1, 2, "", "guessed"), "wrong secret"),
+        (Place(1, 2, "", ""), "wrong secret"),
+        (Place(1, 3, "", "secret"), "expected a rank of 2, got rank 1 of 3"),
     ],
 )
 def test_a_rank_of_another_job_is_refused_and_startup_continues(job, caplog, place, reason):
-    with join(job, 0, 2, "nonce") as store:
+    with join(job, 0, 2, "secret") as store:
         with pytest.raises(ArgumentError, match=reason):
-            join(job, place.rank, place.size, place.nonce)
-        with join(job, 1, 2, "nonce") as other:
+            join(job, place.rank, place.size, place.secret)
+        with join(job, 1, 2, "secret") as other:
             store.set("key", b"value")
             assert other.get("key", 10) == b"value"
     assert reason in caplog.text
 
 
-def hello(job, rank, size, nonce=""):
-    return encode("join", session=job, rank=rank, size=size, members=[], process="a test", nonce=nonce)
+def hello(job, rank, size, secret=""):
+    return encode("join", session=job, rank=rank, size=size, members=[], process="a test", secret=secret)
 
 
 def garbage(job):
@@ -294,8 +295,8 @@ def garbage(job):
         b"[" * 60_000,
         b"[]",
         b'{"kind": "join"}',
-        encode("join", session=job, rank=float("inf"), size=2, members=[], process="", nonce=""),
-        encode("join", session=job, rank=1, size=2, members=[0], process="", nonce=""),
+        encode("join", session=job, rank=float("inf"), size=2, members=[], process="", secret=""),
+        encode("join", session=job, rank=1, size=2, members=[0], process="", secret=""),
         hello(job, 1, 2, "\ud800"),
         hello(job, -1, 2),
         hello(job, 2, 2),
@@ -307,15 +308,15 @@ def refused(peer):
     return decode(peer.recv(1000)).kind == "refused" and peer.recv(1000) == b""
 
 
-@pytest.mark.parametrize("nonce", ["", "nonce"])
-def test_untrusted_peers_do_not_block_startup(job, caplog, monkeypatch, nonce):
+@pytest.mark.parametrize("secret", ["", "secret"])
+def test_untrusted_peers_do_not_block_startup(job, caplog, monkeypatch, secret):
     monkeypatch.setattr(peers, "INTERVAL", 0.0)  # log each
-    with join(job, 0, 2, nonce) as store, connect(user_address(job)):
+    with join(job, 0, 2, secret) as store, connect(user_address(job)):
         for each in garbage(job):
             with connect(user_address(job)) as peer:
                 peer.send(each)
                 assert refused(peer)
-        with join(job, 1, 2, nonce) as other:
+        with join(job, 1, 2, secret) as other:
             other.set("key", b"value")
             assert store.get("key", 10) == b"value"
     assert caplog.text.count(f"refused process {os.getpid()}: ") == len(garbage(job))
@@ -334,7 +335,7 @@ def test_untrusted_peers_do_not_block_startup(job, caplog, monkeypatch, nonce):
         encode("sing"),
     ],
 )
-def test_garbage_from_a_rank_of_a_job_without_nonce_does_not_stop_rank_0(job, caplog, request_of_rank):
+def test_garbage_from_a_rank_of_a_job_without_secret_does_not_stop_rank_0(job, caplog, request_of_rank):
     with join(job, 0, 3) as store, connect(user_address(job)) as peer, join(job, 1, 3) as other:
         peer.send(hello(job, 2, 3))
         assert decode(peer.recv(100)).kind == "joined"
@@ -347,14 +348,14 @@ def test_garbage_from_a_rank_of_a_job_without_nonce_does_not_stop_rank_0(job, ca
 
 def test_a_flood_of_refused_peers_is_a_few_lines(job, caplog):
     began = time.monotonic()
-    with join(job, 0, 2, "nonce"):
+    with join(job, 0, 2, "secret"):
         for _ in range(100):
             with connect(user_address(job)) as peer:
                 peer.send(hello(job, 1, 2, "guessed"))
                 assert refused(peer)
     # The first, one each second, and the rest at the end.
     assert len(caplog.messages) <= 2 + time.monotonic() - began
-    assert all("wrong nonce for this job" in line for line in caplog.messages)
+    assert all("wrong secret for this job" in line for line in caplog.messages)
 
 
 @pytest.fixture
@@ -362,7 +363,7 @@ def another_user():
     """Return a function that starts code of another user, with a socket `s` and the name of the store in `name`."""
     if os.geteuid() != 0:
         pytest.skip("only root can be another user")
-    begin = "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
+    begin = "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX); "
 
     def start(job, code):
         command = [sys.executable, "-I", "-S", "-c", f"{begin}name = {user_address(job)!r}; {code}"]
@@ -373,8 +374,10 @@ def another_user():
 
 @pytest.mark.slow
 def test_another_user_is_refused_and_startup_continues(job, caplog, another_user):
+    said = hello(job, 1, 2)
+    said = LENGTH.pack(len(said)) + said
     with join(job, 0, 2) as store:
-        with another_user(job, f"s.connect(name); s.send({hello(job, 1, 2)!r}); print(s.recv(100))") as process:
+        with another_user(job, f"s.connect(name); s.send({said!r}); print(s.recv(100))") as process:
             assert "joined" not in process.communicate(timeout=20)[0]
         with join(job, 1, 2) as other:
             other.set("key", b"value")
@@ -386,7 +389,7 @@ def test_another_user_is_refused_and_startup_continues(job, caplog, another_user
 def test_an_address_that_another_user_holds_is_not_trusted(job, caplog, another_user):
     with another_user(job, "s.bind(name); s.listen(); print('here', flush=True); sys.stdin.read()") as thief:
         thief.stdout.readline()
-        with pytest.raises(CollectiveTimeout, match="rank 0 of 2"):
+        with pytest.raises(CollectiveTimeout, match="rank 0 did not answer"):
             join(job, 1, 2, timeout=0.1)
         with pytest.raises(ArgumentError, match=f"already taken by process {thief.pid} of user 65534"):
             join(job, 0, 2)
@@ -399,7 +402,7 @@ def test_a_rank_0_that_leaves_early_is_peer_lost(job):
         waiting = pool.submit(store.get, "key", 20)
         rank_0.close()
         for call in (waiting.result, lambda: store.set("key", b"")):
-            with pytest.raises(PeerLost, match="rank 0 exited during startup") as raised:
+            with pytest.raises(PeerLost, match="rank 0 has ended during startup") as raised:
                 call()
             assert raised.value.rank == 0
         store.abort(PeerLost("no rank reads this"))
@@ -441,9 +444,41 @@ def test_rank_0_does_not_wait_forever_for_a_rank_that_stays(job, monkeypatch):
         rank_0.thing.close()
 
 
-def test_a_message_too_long_for_a_packet_is_refused(job):
-    with join(job, 0, 1) as store, pytest.raises(ArgumentError, match="65536"):
-        store.set("key", bytes(1 << 17))
+def test_long_values_arrive(stores):
+    value = os.urandom(5_000_000)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(stores[0].get, "key", 20)
+        stores[1].set("key", value)
+        assert waiting.result() == value
+
+
+def test_all_attributes_of_an_error_arrive_and_a_long_text_is_cut_with_a_sentence(stores):
+    ranks = [*range(20_000)]
+    stores[0].abort(CollectiveTimeout("timed out: " + 100_000 * "x", got=ranks))
+    with pytest.raises(CollectiveTimeout) as caught:
+        stores[1].get("never set", 20)
+    assert caught.value.got == ranks
+    assert str(caught.value).startswith("timed out: xxx")
+    assert str(caught.value).endswith("xxx … (this text was cut)")
+    assert len(str(caught.value)) == 1 << 16
+
+
+def test_a_peer_that_has_not_joined_cannot_send_much(job):
+    with join(job, 0, 2), connect(user_address(job)) as peer:
+        socket.socket.send(peer, LENGTH.pack(HELLO_BYTES + 1))
+        assert peer.recv(1000) == b""  # disconnected
+
+
+def test_a_member_that_does_not_read_delays_nobody(stores):
+    """The server keeps what the kernel has no room for."""
+    reading, idle = stores
+    if isinstance(idle, HashStore):
+        return
+    idle.set("key", bytes(1_000_000))
+    for number in range(10):
+        idle.client.tell("get", id=-1, key="key", timeout=0)
+        reading.set("key", bytes(1_000_000 + number))
+    assert len(idle.get("key", 20)) == 1_000_009
 
 
 def test_the_second_startup_of_a_job_has_its_own_store(job, monkeypatch):
@@ -456,7 +491,7 @@ def test_the_second_startup_of_a_job_has_its_own_store(job, monkeypatch):
 
 def test_rank_0_provides_descriptors_before_it_accepts_and_tells_the_others_if_it_cannot(job, monkeypatch):
     def refuse(*_):
-        with pytest.raises(ConnectionRefusedError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+        with pytest.raises(ConnectionRefusedError), socket.socket(socket.AF_UNIX) as peer:
             peer.connect(user_address(job))
         raise RingcommError("too many ranks", rank=0)
 
@@ -504,5 +539,5 @@ def test_rank_0_does_not_wait_forever_for_a_rank_that_never_arrives(job, monkeyp
 def test_an_interrupted_start_ends_at_once(job):
     with pytest.raises(KeyboardInterrupt), job_store(Place(0, 2, job), 20):
         raise KeyboardInterrupt
-    with pytest.raises(ConnectionRefusedError), closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as peer:
+    with pytest.raises(ConnectionRefusedError), closing(socket.socket(socket.AF_UNIX)) as peer:
         peer.connect(user_address(job))

@@ -145,8 +145,8 @@ def test_a_killed_rank_is_gone(capsys):
         pids = pool.run(pid, ())
         pool.workers[1].kill()
         pool.workers[1].join()
-        ranks = looks(capsys, pids, lambda ranks: ranks[1]["state"] == "gone")["ranks"]
-        assert [rank["state"] for rank in ranks] == ["runs", "gone", "runs"]
+        ranks = looks(capsys, pids, lambda ranks: ranks[1]["state"] == "lost")["ranks"]
+        assert [rank["state"] for rank in ranks] == ["runs", "lost", "runs"]
         assert [rank["rank"] for rank in ranks] == [0, 1, 2]
 
 
@@ -155,8 +155,8 @@ def test_those_that_are_left_after_a_shrink_run(capsys):
         pids = pool.run(pid, ())
         outcomes = {rank: outcome for rank, outcome, _ in failures.outcomes(pool, shrinks)}
         assert outcomes[0] == outcomes[2] == 2
-        ranks = looks(capsys, pids, lambda ranks: ranks[1]["state"] == "gone")["ranks"]
-        assert [rank["state"] for rank in ranks] == ["runs", "gone", "runs"]
+        ranks = looks(capsys, pids, lambda ranks: ranks[1]["state"] == "lost")["ranks"]
+        assert [rank["state"] for rank in ranks] == ["runs", "lost", "runs"]
 
 
 BETWEEN_HOSTS = """
@@ -230,9 +230,9 @@ def test_numbers_in_the_job_are_kept_only_if_they_are_known(monkeypatch):
     assert numbers({100: (1, 8), 101: (3, 8), 102: (5, 8)}) == (8, [1, 3, 5], 3)
     assert numbers({}) == (3, [0, 1, 2], 1)
     assert numbers({100: (0, 1), 101: (0, 1), 102: (0, 1)}) == (3, [0, 1, 2], 1)  # what they have inherited
-    gone = ("runs", "gone", "runs")
-    assert numbers({100: (4, 8), 101: (0, 1), 102: (6, 8)}, gone) == (8, [4, 5, 6], 5)
-    assert numbers({100: (1, 8), 102: (5, 8)}, gone) == (3, [0, 1, 2], 1)
+    lost = ("runs", "lost", "runs")
+    assert numbers({100: (4, 8), 101: (0, 1), 102: (6, 8)}, lost) == (8, [4, 5, 6], 5)
+    assert numbers({100: (1, 8), 102: (5, 8)}, lost) == (3, [0, 1, 2], 1)
 
 
 kept = []

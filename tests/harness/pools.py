@@ -60,7 +60,7 @@ class Pool:
     """Connected processes that wait for work. `hosts` has a character per rank, its host; empty: all are on one."""
 
     def __init__(self, size, settings=(), hosts=""):
-        job = {"RINGCOMM_SIZE": str(size), "RINGCOMM_JOB": uuid.uuid4().hex, "RINGCOMM_NONCE": uuid.uuid4().hex}
+        job = {"RINGCOMM_SIZE": str(size), "RINGCOMM_JOB": uuid.uuid4().hex, "RINGCOMM_JOB_SECRET": uuid.uuid4().hex}
         self.workers, self.connections = [], []
         for rank in range(size):
             place = {**job, **dict(settings), "RINGCOMM_RANK": str(rank), "RINGCOMM_HOST_ID": hosts[rank : rank + 1]}

@@ -35,7 +35,7 @@ def world(ranks, launcher="fork", settings=()):
     with ExitStack() as held:
         if launcher == "nodes":
             store = held.enter_context(store_server())
-            settings = ("RINGCOMM_STORE", store), ("RINGCOMM_NONCE", SECRET), *settings
+            settings = ("RINGCOMM_STORE", store), ("RINGCOMM_JOB_SECRET", SECRET), *settings
         if launcher in ("fork", "nodes"):
             pool = Pool(size, settings, hosts)
         elif launcher in mpi_world.LIBRARIES:

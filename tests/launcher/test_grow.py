@@ -6,8 +6,8 @@ import time
 from contextlib import closing
 
 import pytest
-from test_respawn import respawned
-from test_respawn_nodes import start, write
+from test_restarts import restarted
+from test_restarts_nodes import start, write
 
 from harness.nodes import Job, finish
 from ringcomm import CollectiveTimeout, Config, PeerLost, elastic
@@ -17,7 +17,7 @@ from ringcomm.bootstrap.server import serve_one_host
 
 pytestmark = pytest.mark.slow
 
-# `lose` ends rank 1 and returns what is left; started again it waits for the file "over", and so never joins.
+# `lose` ends rank 1 and returns what is left; restarted it waits for the file "over", and so never joins.
 LOSING = """
 import os, signal, sys, threading, time
 from pathlib import Path
@@ -56,7 +56,7 @@ def run(tmp_path, text, hosts):
     """Run a program on four ranks; return what they print, in order."""
     text = LOSING + textwrap.dedent(text)
     if hosts == 1:
-        ended = respawned(tmp_path, text, 1, ranks=4)
+        ended = restarted(tmp_path, text, 1, ranks=4)
         assert ended.returncode == 0, ended.stderr
         return sorted(ended.stdout.splitlines())
     with closing(Job(tmp_path, 2)) as job:
@@ -214,7 +214,7 @@ def test_a_communicator_that_is_closed_does_not_keep_its_rank_from_another_start
 def test_a_grow_that_fails_costs_a_joiner_none_of_its_time(monkeypatch):
     waits = []
     monkeypatch.setattr(Membership, "join", lambda _, timeout: waits.append(timeout))
-    with serve_one_host(Place(1, 2, "job", respawn=1, restarts=1)) as place:
+    with serve_one_host(Place(1, 2, "job", max_restarts=1, restarts=1)) as place:
         rank = elastic.ElasticRank(place, Config(start_timeout=3))
         rank._membership.close()
     answers = iter([CollectiveTimeout("rank 0 was stopped"), PeerLost("rank 0 is lost"), "the communicator"])

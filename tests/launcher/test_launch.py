@@ -19,6 +19,7 @@ import pytest
 import ringcomm
 from ringcomm import Aborted, ArgumentError, Config, MemoryShortage, PeerLost, RingcommError
 from ringcomm.bootstrap.store import HashStore
+from ringcomm.launcher.pickling import RankResult
 from ringcomm.transports import shm
 
 launch_module = importlib.import_module("ringcomm.launcher.launch")
@@ -172,6 +173,48 @@ def test_a_result_that_cannot_be_unpickled_fails_its_rank():
     text = r"^result of rank 1: expected an object that can be unpickled, got TypeError: .*argument"
     with pytest.raises(ArgumentError, match=text):
         launch(return_what_cannot_be_unpickled, 2)
+
+
+class Exits:
+    """Ends the program where it is pickled, or unpickled."""
+
+    def __init__(self, how, error):
+        self.how, self.error = how, error
+
+    def __reduce__(self):
+        if self.how == "pickled":
+            raise self.error
+        return exit_with, (self.error,)
+
+
+def exit_with(error):
+    raise error
+
+
+def return_what_exits(comm, how, error):
+    return Exits(how, error) if comm.rank == 1 else None
+
+
+@processes_only
+@pytest.mark.parametrize(
+    ("how", "error"), [("pickled", SystemExit(3)), ("pickled", KeyboardInterrupt()), ("unpickled", SystemExit(3))]
+)
+def test_a_result_that_ends_the_program_where_it_is_pickled_fails_its_rank(how, error):
+    text = f"^result of rank 1: expected an object that can be {how}, got .*{type(error).__name__}"
+    with pytest.raises(ArgumentError, match=text) as raised:
+        launch(return_what_exits, 2, args=(how, error))
+    assert raised.value.__notes__[0] == "on rank 1 of 2"
+
+
+def test_the_error_of_the_rank_that_the_others_name_is_raised():
+    echo = "rank 2 could not pickle its object, and raised the reason"
+    failures = [
+        RankResult(0, error=Aborted("rank 1 aborted"), when=0.0, trace="in fn"),
+        *(RankResult(rank, error=RingcommError(echo, rank=2), when=1.0, trace="in fn") for rank in (1, 3)),
+        RankResult(2, error=RingcommError("rank 2 could not pickle its object: the reason", rank=2), when=2.0),
+    ]
+    error = launch_module._first_error(failures, 4)
+    assert (str(error), error.__notes__) == ("rank 2 could not pickle its object: the reason", ["on rank 2 of 4"])
 
 
 def kill_the_parent(comm):
@@ -402,6 +445,29 @@ def test_an_interrupt_aborts_the_threads(script):
         process.stdout.readline()
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=30) == (b"('the launch was interrupted', None) 1\n", b"")
+
+
+@processes_only
+def test_an_interrupt_does_not_wait_for_a_thread_that_never_ends(script):
+    process = script(
+        r"""
+        def run_for_ever(comm):
+            os.write(1, b"here\n")
+            while True:
+                threading.Event().wait(0.01)
+        if __name__ == "__main__":
+            sys.modules["ringcomm.launcher.launch"].EXIT_TIMEOUT = 0.1
+            try:
+                ringcomm.launch(lambda comm: comm.rank or run_for_ever(comm), 2, world="threads")
+            except KeyboardInterrupt:
+                print("interrupted")
+        """
+    )
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (out, process.returncode) == (b"interrupted\n", 0)
+    assert b"these threads still run after 0.1 s, and go on until the program exits: rank 0\n" in err
 
 
 @processes_only

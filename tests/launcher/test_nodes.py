@@ -150,7 +150,7 @@ def test_a_launcher_that_is_killed_ends_all_nodes(job, node):
     status, _, err = finish(launchers[1 - node])
     assert status == 1
     name = job_address(job) if node == 0 else HOST
-    assert err == f"ringcomm run: node {node} ({name}) is lost: its launcher has ended\n"
+    assert err == f"ringcomm run: the launcher of node {node} ({name}) has ended\n"
     assert until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the ranks to end")
 
 
@@ -210,4 +210,4 @@ def test_a_host_that_vanishes_is_noticed_on_both_sides(job):
             status, _, err = finish(launcher)
             assert status == 1
             name = f"node {node} ({'host-b' if node else f'{ADDRESSES[0]}:29500'})"
-            assert err == f"ringcomm run: {name} is lost: its launcher does not answer\n"
+            assert err == f"ringcomm run: the launcher of {name} does not answer\n"

@@ -105,7 +105,7 @@ def test_any_bytes_are_forwarded_to_the_last_line(script):
 
 
 def test_ranks_find_their_place_and_each_run_is_its_own_job(script):
-    text = script("print(*(os.environ['RINGCOMM_' + name] for name in ('RANK', 'SIZE', 'JOB', 'NONCE')))")
+    text = script("print(*(os.environ['RINGCOMM_' + name] for name in ('RANK', 'SIZE', 'JOB', 'JOB_SECRET')))")
     jobs = set()
     for _ in range(2):
         places = [line.split()[1:] for line in lines(run("-n", "2", text).stdout)]

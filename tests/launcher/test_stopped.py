@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slow
 LAUNCH = """
 import sys
 from ringcomm.commands.cli import main
-from ringcomm.launcher import restarts, stops
-stops.REPORT_AFTER, restarts.EXIT_TIMEOUT, restarts.CHECK_INTERVAL = 0.5, 1.0, 0.1
+from ringcomm.launcher import restarts, stopped
+stopped.REPORT_AFTER, restarts.EXIT_TIMEOUT, restarts.CHECK_INTERVAL = 0.5, 1.0, 0.1
 sys.exit(main())
 """
 
@@ -76,7 +76,7 @@ def test_a_rank_that_was_left_out_is_ended_and_started_again(how, command, tmp_p
     assert job.returncode == 0, err
     assert sorted(out.splitlines()) == ["[0] 0 0", "[1] 1 1", "[2] 2 0"]
     reason = "did not come to shrink" if how == "busy" else "was stopped"
-    line = f"ringcomm run: rank 1 {reason}, was left out by the others and ended; started again (1 of 1)"
+    line = f"ringcomm run: rank 1 {reason}, was left out by the others and ended; restarted (1 of 1)"
     assert err.splitlines().count(line) == 1, err
     assert "[0] ringcomm WARNING: shrink left out rank 1" in err
 
@@ -111,12 +111,12 @@ def test_a_rank_that_never_joins_is_ended_when_the_others_have_ended(how, tmp_pa
         _, err = job.communicate(timeout=60)
     assert job.returncode == 0
     assert [line for line in err.splitlines() if "to continue" not in line] == [
-        "ringcomm run: rank 1 was killed by SIGKILL; started again (1 of 1)",
-        "ringcomm run: rank 1 was started again, but no rank is left that it could join",
+        "ringcomm run: rank 1 was killed by SIGKILL; restarted (1 of 1)",
+        "ringcomm run: rank 1 was restarted, but no rank is left that it could join",
     ]
 
 
-# Rank 1 is lost; started again it is stopped before it has joined. The others try until all are there.
+# Rank 1 is lost; restarted it is stopped before it has joined. The others try until all are there.
 STOPPED_JOINER = """
 import os, signal, sys, time
 import numpy as np
@@ -169,7 +169,7 @@ def test_a_rank_that_is_stopped_while_it_joins_is_ended_and_started_again(when, 
         out, err = job.communicate(timeout=60)
     assert job.returncode == 0, err
     assert sorted(out.splitlines()) == ["[0] 0 0", "[1] 1 2", "[2] 2 0"]
-    line = "ringcomm run: rank 1 was stopped and ended before it had joined; started again in 1 s (2 of 2)"
+    line = "ringcomm run: rank 1 was stopped and ended before it had joined; restarted in 1 s (2 of 2)"
     assert [line for line in err.splitlines() if "ringcomm run" in line][1:] == [line]
 
 
@@ -224,7 +224,7 @@ def test_a_stopped_rank_that_one_waits_too_long_for_is_ended_and_started_again(t
         out, err = job.communicate(timeout=60)
     assert job.returncode == 0, err
     assert sorted(out.splitlines()) == ["[0] 0 1", "[1] 1 2", "[2] 2 0"], err
-    line = "ringcomm run: rank 0 was stopped while another rank waited for it, and was ended; started again (1 of 3)"
+    line = "ringcomm run: rank 0 was stopped while another rank waited for it, and was ended; restarted (1 of 3)"
     assert line in err.splitlines()
 
 
@@ -255,7 +255,7 @@ def test_a_rank_ends_with_the_script_that_runs_it(tmp_path):
         out, err = job.communicate(timeout=60)
     assert job.returncode == 0, err
     assert sorted(out.splitlines()) == ["[0] 0 0", "[1] 1 1", "[2] 2 0"]
-    assert err.splitlines() == ["ringcomm run: rank 1 was killed by SIGKILL; started again (1 of 1)"]
+    assert err.splitlines() == ["ringcomm run: rank 1 was killed by SIGKILL; restarted (1 of 1)"]
 
 
 def test_ringcomm_run_says_once_which_ranks_are_stopped(tmp_path):

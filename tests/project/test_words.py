@@ -11,6 +11,7 @@ REPLACED = {
     "climb": "import, include",
     "cure": "hint",
     "departed": "closed",
+    "gone": "lost",
     "newcomer": "joiner",
     "nonce": "secret",
     "respawn": "restart",
@@ -35,12 +36,16 @@ def test_names_have_no_second_word_for_a_thing():
 
 
 def python_names():
-    """Yield (module, name) of every module, class, function and method."""
+    """Yield (module, name) of every module, class, function, method, argument and field."""
     for module, path in MODULES.items():
         yield from ((module, part) for part in module.split("."))
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
                 yield module, node.name
+            elif isinstance(node, ast.arg):
+                yield module, node.arg
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                yield module, node.target.id
 
 
 def native_names():

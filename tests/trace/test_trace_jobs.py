@@ -1,4 +1,4 @@
-"""Which ranks of the job have left traces, in groups that number them anew, and after they were started again."""
+"""Which ranks of the job have left traces, in groups that number them anew, and after they were restarted."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_a_rank_that_was_started_again_has_a_line_of_its_own(tmp_path, capsys):
         write(tmp_path, rank, call("barrier", 8, 9, epoch=1), group="grown", pid=pid)
     outputs = "-o", tmp_path / "trace.json", "--plot", tmp_path / "picture.svg"
     text = run(capsys, tmp_path, *outputs)
-    assert text.startswith("2 ranks, 2 groups, 4 calls in 0.008 s\nrank 1 was started again: process 101, then 99\n\n")
+    assert text.startswith("2 ranks, 2 groups, 4 calls in 0.008 s\nrank 1 was restarted: process 101, then 99\n\n")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert names == ["rank 0, process 100", "rank 1, process 101", "rank 1, process 99"]
@@ -163,5 +163,5 @@ def test_a_rank_that_was_started_again_is_told_from_its_predecessor(tmp_path):
     first, second = dict.fromkeys(each.pid for each in recordings if each.job_rank == 2)
     text = report(recordings, lambda *_: 1.0)
     assert text.startswith("3 ranks, ")
-    assert f"\nrank 2 was started again: process {first}, then {second}\n" in text
+    assert f"\nrank 2 was restarted: process {first}, then {second}\n" in text
     assert ", 2 ranks (0 and 2 of the job); memcpy" in text

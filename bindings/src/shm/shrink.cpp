@@ -17,7 +17,7 @@ size_t list_bytes(int size) { return round_up(sizeof(List) + size * sizeof(uint3
 
 bool takes_part(const Comm& comm, int r) { return comm.header(r).takes_part.load() != 0; }
 
-bool gone(const Comm& comm, int r) { return comm.closed(r) || comm.world->liveness.dead(comm.group().members[r]); }
+bool lost(const Comm& comm, int r) { return comm.closed(r) || comm.world->liveness.dead(comm.group().members[r]); }
 
 void wake_others(const Comm& comm) {
     for (int p = 0; p < comm.size; ++p) {
@@ -28,7 +28,7 @@ void wake_others(const Comm& comm) {
 // A rank that can still come; -1: none.
 int missing(const Comm& comm) {
     for (int r = 0; r < comm.size; ++r) {
-        if (r != comm.rank && !takes_part(comm, r) && !gone(comm, r)) return r;
+        if (r != comm.rank && !takes_part(comm, r) && !lost(comm, r)) return r;
     }
     return -1;
 }
@@ -58,14 +58,14 @@ bool ready(const Comm& comm, uint64_t deadline) {
     if (comm.arena().group().successor.load() || now_ns() >= deadline) return true;
     if (missing(comm) >= 0) return false;
     int first = 0;
-    while (first < comm.rank && (!takes_part(comm, first) || gone(comm, first))) ++first;
+    while (first < comm.rank && (!takes_part(comm, first) || lost(comm, first))) ++first;
     return first == comm.rank;  // else that rank decides
 }
 
 void decide(const Comm& comm) {
     std::vector<uint32_t> ranks;
     for (int r = 0; r < comm.size; ++r) {
-        if (takes_part(comm, r) && !gone(comm, r)) ranks.push_back(r);
+        if (takes_part(comm, r) && !lost(comm, r)) ranks.push_back(r);
     }
     const int size = int(ranks.size());
     const size_t before = list_bytes(comm.size);

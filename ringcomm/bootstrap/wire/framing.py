@@ -1,4 +1,4 @@
-"""Messages: sockets that keep their boundaries, and their form, which is a kind with typed fields and a payload."""
+"""Messages: a stream socket that keeps their boundaries, and their form: a kind with typed fields, and a payload."""
 
 import errno
 import json
@@ -8,11 +8,11 @@ import struct
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ringcomm.bootstrap.wire.keepalive import patience_with, probe
 from ringcomm.errors import RingcommError, decode_error, encode_error
 
 __all__ = [
     "ENDED",
+    "HELLO_BYTES",
     "MESSAGE_BYTES",
     "Frame",
     "MessageSocket",
@@ -24,8 +24,10 @@ __all__ = [
     "hang_up",
 ]
 
-MESSAGE_BYTES = 64 << 10  # longest message: more than startup needs, less than the kernel's socket buffer
 LENGTH = struct.Struct("!I")
+MESSAGE_BYTES = (1 << 32) - 1  # the longest message
+HELLO_BYTES = 1 << 20  # the longest message of a peer that has not joined: it may name all ranks of a job
+BLOCK_BYTES = 1 << 20  # read at once
 ENDED, SILENT = "has ended", "does not answer"  # how the other end of a connection is lost
 
 
@@ -60,35 +62,28 @@ def failure_of(message: Frame) -> RingcommError:
 
 
 class MessageSocket(socket.socket):
-    """A TCP socket that keeps the boundaries of messages, as SOCK_SEQPACKET does.
+    """A connected stream socket that keeps the boundaries of messages.
 
-    A peer that does not answer for `keepalive` seconds, because its host or the network has failed, is lost. None
-    leaves the socket as it is, for a connection that will carry other data.
+    One that does not block keeps what the kernel has no room for; `flush` sends it.
     """
 
-    def __init__(self, connected: socket.socket, keepalive: float | None) -> None:
+    def __init__(self, connected: socket.socket) -> None:
         timeout = connected.gettimeout()
         super().__init__(fileno=connected.detach())
         self.settimeout(timeout)
-        self._received = bytearray()
-        if keepalive is None:
-            return
-        probe(self, keepalive)
-        for level, option, value in (
-            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * patience_with(keepalive).resending)),
-            (socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18),  # any one message, so that a send need not wait
-        ):
-            self.setsockopt(level, option, value)
+        self._received, self._unsent = bytearray(), bytearray()
 
     def send(self, data: bytes, _: int = 0, /) -> int:  # type: ignore[override]
-        message = LENGTH.pack(len(data)) + data
-        if (sent := super().send(message)) < len(message):
-            if self.gettimeout() == 0:
-                self.shutdown(socket.SHUT_RDWR)  # the rest would come too late; the peer must not wait for it
-                raise BrokenPipeError(errno.EPIPE, "the peer does not read")
-            self.sendall(message[sent:])
+        self._unsent += LENGTH.pack(len(data)) + data
+        self.flush()
         return len(data)
+
+    def flush(self) -> bool:
+        """Send what is kept; return whether nothing is left."""
+        with suppress(BlockingIOError):
+            while self._unsent:
+                del self._unsent[: super().send(self._unsent)]
+        return not self._unsent
 
     def recv(self, size: int, _: int = 0, /) -> bytes:
         """Return one message, or b"" at the end. Raise OSError if it is longer than `size`.
@@ -108,14 +103,17 @@ class MessageSocket(socket.socket):
 
     def _fill(self, count: int) -> bool:
         while len(self._received) < count:
-            data = super().recv(count - len(self._received))
+            data = self._read(min(count - len(self._received), BLOCK_BYTES))
             if not data:
                 return False
             self._received += data
         return True
 
+    def _read(self, count: int) -> bytes:
+        return super().recv(count)
 
-def hang_up(peer: socket.socket) -> None:
+
+def hang_up(peer: MessageSocket) -> None:
     """Close a connection once the server has read what was sent: closing with unread data would discard that."""
     with suppress(OSError):
         peer.settimeout(1.0)

@@ -7,11 +7,11 @@ import re
 import selectors
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Collection
-from contextlib import ExitStack
-from typing import Protocol
+from contextlib import ExitStack, suppress
+from typing import Any, Protocol
 
+from ringcomm.bootstrap.wire.framing import MessageSocket
 from ringcomm.bootstrap.wire.unix import close_in_children
 from ringcomm.errors import RingcommError
 from ringcomm.machine import descriptors
@@ -28,11 +28,11 @@ class Gate(Protocol):
 
     listener: socket.socket
 
-    def greet(self, peer: socket.socket) -> tuple[socket.socket | None, str]:
+    def greet(self, peer: socket.socket) -> tuple[MessageSocket | None, str]:
         """Return the socket by which to hear a new peer, if it is still there, and why it is refused, or ""."""
         ...
 
-    def admits(self, peer: socket.socket) -> tuple[bool, str]:
+    def admits(self, peer: MessageSocket) -> tuple[bool, str]:
         """Return whether the message of a peer is for the server, and why the peer is refused, or ""."""
         ...
 
@@ -40,40 +40,37 @@ class Gate(Protocol):
         """Return when to call `poll` next."""
         ...
 
-    def poll(self, peers: Collection[socket.socket]) -> tuple[socket.socket, str] | None:
+    def poll(self, peers: Collection[MessageSocket]) -> tuple[MessageSocket, str] | None:
         """Do what is due; return a peer to refuse, and why."""
         ...
 
-    def forget(self, peer: socket.socket) -> None: ...
+    def forget(self, peer: MessageSocket) -> None: ...
 
-    def describe(self, peer: socket.socket) -> str: ...
+    def describe(self, peer: MessageSocket) -> str: ...
 
 
 class PeerServer:
     """Accepts peers at a gate. `receive(peer)` is called when an admitted one has sent something or disconnected.
 
     Any process may connect: the gate refuses those that it does not trust, the caller any other by its first message,
-    with `refuse`; both are logged. A packet to a peer takes at most `send_timeout` seconds; nothing else waits for one.
+    with `refuse`; both are logged. The sockets of peers do not block.
 
     `serve` raises RingcommError when this process, which is `rank` or no rank, has no descriptor, or the system no
     memory, left for a peer. The next one is accepted when another is gone.
     """
 
-    def __init__(
-        self, gate: Gate, receive: Callable[[socket.socket], object], rank: int | None, send_timeout: float = 0.0
-    ) -> None:
-        self._gate, self._receive, self._rank, self._send_timeout = gate, receive, rank, send_timeout
+    def __init__(self, gate: Gate, receive: Callable[[Any], object], rank: int | None) -> None:
+        self._gate, self._receive, self._rank = gate, receive, rank
         self._refusals = RefusalLog()
         self._listener = gate.listener
         close_in_children(self._listener)
-        self._peers: set[socket.socket] = set()
-        self._unsent: dict[socket.socket, deque[bytes]] = {}
+        self._peers: set[MessageSocket] = set()
         self._open = ExitStack()
         self._selector = self._open.enter_context(selectors.DefaultSelector())
         self._selector.register(self._open.enter_context(self._listener), selectors.EVENT_READ)
 
-    def add(self, peer: socket.socket) -> None:
-        peer.settimeout(self._send_timeout)
+    def add(self, peer: MessageSocket) -> None:
+        peer.setblocking(False)
         close_in_children(peer)
         self._peers.add(peer)
         self._selector.register(peer, selectors.EVENT_READ)
@@ -82,20 +79,12 @@ class PeerServer:
         """Call `action` when this socket, which is no peer's, is readable."""
         self._selector.register(source, selectors.EVENT_READ, action)
 
-    def send(self, peer: socket.socket, message: bytes) -> None:
-        """Send a message, or keep it until the peer has read earlier ones."""
-        if peer not in self._peers:
-            return
-        if unsent := self._unsent.get(peer):
-            unsent.append(message)
-            return
-        try:
-            peer.send(message)
-        except BlockingIOError:
-            self._unsent[peer] = deque([message])
-            self._selector.modify(peer, selectors.EVENT_READ | selectors.EVENT_WRITE)
-        except OSError:  # it has disconnected; the next read reports that
-            pass
+    def send(self, peer: MessageSocket, message: bytes) -> None:
+        """Send a message; what the kernel has no room for follows once the peer has read more."""
+        if peer in self._peers:
+            with suppress(OSError):  # it has disconnected; the next read reports that
+                peer.send(message)
+            self._flush(peer)
 
     def serve(self, timeout: float | None) -> bool:
         """Wait up to `timeout` seconds for peers, handle what they have sent, and return whether any was ready."""
@@ -109,9 +98,9 @@ class PeerServer:
             elif peer is self._listener:
                 self._accept()
             elif peer in self._peers:  # not dropped meanwhile
-                assert isinstance(peer, socket.socket)
+                assert isinstance(peer, MessageSocket)
                 if events & selectors.EVENT_WRITE:
-                    self._send_rest(peer)
+                    self._flush(peer)
                 if events & selectors.EVENT_READ:
                     self._hear(peer)
         while refused := self._gate.poll(self._peers):
@@ -119,17 +108,17 @@ class PeerServer:
         self._refusals.poll()
         return bool(ready)
 
-    def refuse(self, peer: socket.socket, reason: str) -> None:
+    def refuse(self, peer: MessageSocket, reason: str) -> None:
         self._refusals.add(self._gate.describe(peer), reason)
         self.drop(peer)
 
-    def drop(self, peer: socket.socket) -> None:
+    def drop(self, peer: MessageSocket) -> None:
         self._forget(peer)
         peer.close()
         if self._listener not in self._selector.get_map():  # see _accept
             self._selector.register(self._listener, selectors.EVENT_READ)
 
-    def release(self, peer: socket.socket) -> int:
+    def release(self, peer: MessageSocket) -> int:
         """Return the descriptor of a peer; the caller owns it from now on."""
         self._forget(peer)
         return peer.detach()
@@ -140,9 +129,8 @@ class PeerServer:
             peer.close()
         self._open.close()
 
-    def _forget(self, peer: socket.socket) -> None:
+    def _forget(self, peer: MessageSocket) -> None:
         self._gate.forget(peer)
-        self._unsent.pop(peer, None)
         self._selector.unregister(peer)
         self._peers.remove(peer)
 
@@ -164,13 +152,12 @@ class PeerServer:
         elif heard:
             self.add(heard)
 
-    def _send_rest(self, peer: socket.socket) -> None:
-        unsent = self._unsent.pop(peer)
-        self._selector.modify(peer, selectors.EVENT_READ)
-        for message in unsent:
-            self.send(peer, message)
+    def _flush(self, peer: MessageSocket) -> None:
+        with suppress(OSError):
+            more = 0 if peer.flush() else selectors.EVENT_WRITE
+            self._selector.modify(peer, selectors.EVENT_READ | more)
 
-    def _hear(self, peer: socket.socket) -> None:
+    def _hear(self, peer: MessageSocket) -> None:
         admitted, reason = self._gate.admits(peer)
         if reason:
             self.refuse(peer, reason)

@@ -18,7 +18,7 @@ from ringcomm.bootstrap.wire.handshake import (
     WrongSecret,
     client_handshake,
 )
-from ringcomm.bootstrap.wire.keepalive import KEEPALIVE, PROBE_AGAIN, probe_now
+from ringcomm.bootstrap.wire.keepalive import KEEPALIVE, PROBE_AGAIN, patience_with, probe, probe_now
 from ringcomm.errors import ArgumentError, refuse
 
 __all__ = ["TcpGate", "connect", "split_address"]
@@ -38,7 +38,8 @@ def connect(address: str, secret: bytes, seconds: float, keepalive: float = KEEP
         if connected.getsockname() == connected.getpeername():  # TCP connects a free local port to itself
             connected.close()
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-        peer = MessageSocket(connected, keepalive)
+        _watch(connected, keepalive)
+        peer = MessageSocket(connected)
     except (OSError, UnicodeError) as error:  # no route, no such name, too slow, …
         kind = ConnectionRefusedError if isinstance(error, ConnectionRefusedError) else ConnectionError
         raise kind(getattr(error, "strerror", "") or str(error)) from None
@@ -56,6 +57,14 @@ def connect(address: str, secret: bytes, seconds: float, keepalive: float = KEEP
         if isinstance(error, ConnectionError):
             raise
         raise ConnectionError(error.strerror or str(error)) from None
+
+
+def _watch(connected: socket.socket, keepalive: float) -> None:
+    """Have TCP end a connection whose other end does not answer for `keepalive` seconds."""
+    probe(connected, keepalive)
+    limit = int(1000 * patience_with(keepalive).resending)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -77,7 +86,7 @@ class TcpGate:
 
     def __init__(self, address: str, purpose: str, secret: bytes, keepalive: float | None) -> None:
         self._secret, self._keepalive = secret, keepalive
-        self._untrusted: dict[socket.socket, _UntrustedPeer] = {}  # in the order of their deadlines
+        self._untrusted: dict[MessageSocket, _UntrustedPeer] = {}  # in the order of their deadlines
         self._probe_at = math.inf if keepalive is None else 0.0
         self.listener = _listen(address, purpose)
 
@@ -86,10 +95,12 @@ class TcpGate:
         host, port, *_ = self.listener.getsockname()
         return f"{host}:{port}"
 
-    def greet(self, peer: socket.socket) -> tuple[socket.socket | None, str]:
+    def greet(self, peer: socket.socket) -> tuple[MessageSocket | None, str]:
         handshake = ServerHandshake(self._secret)
         try:
-            heard = MessageSocket(peer, self._keepalive)
+            if self._keepalive is not None:
+                _watch(peer, self._keepalive)
+            heard = MessageSocket(peer)
             heard.setblocking(False)
             heard.send(handshake.greeting)
         except OSError:  # it has disconnected again
@@ -97,7 +108,7 @@ class TcpGate:
         self._untrusted[heard] = _UntrustedPeer(handshake, time.monotonic() + HANDSHAKE_TIMEOUT)
         return heard, ""
 
-    def admits(self, peer: socket.socket) -> tuple[bool, str]:
+    def admits(self, peer: MessageSocket) -> tuple[bool, str]:
         if peer not in self._untrusted:
             return True, ""
         try:
@@ -117,7 +128,7 @@ class TcpGate:
         first = next(iter(self._untrusted.values()), None)
         return min(first.deadline if first else math.inf, self._probe_at)
 
-    def poll(self, peers: Collection[socket.socket]) -> tuple[socket.socket, str] | None:
+    def poll(self, peers: Collection[MessageSocket]) -> tuple[MessageSocket, str] | None:
         now = time.monotonic()
         if now >= self._probe_at:
             again = [probe_now(peer) for peer in peers]
@@ -130,10 +141,10 @@ class TcpGate:
             break
         return None
 
-    def forget(self, peer: socket.socket) -> None:
+    def forget(self, peer: MessageSocket) -> None:
         self._untrusted.pop(peer, None)
 
-    def describe(self, peer: socket.socket) -> str:
+    def describe(self, peer: MessageSocket) -> str:
         try:
             return "{} port {}".format(*peer.getpeername())
         except OSError:

@@ -1,9 +1,8 @@
-"""Unix sockets between processes of one host: packets with file descriptors, and the credentials of the peer."""
+"""Unix sockets between processes of one host: messages with file descriptors, and the credentials of the peer."""
 
 import array
 import errno
 import hashlib
-import json
 import math
 import os
 import socket
@@ -11,37 +10,27 @@ import struct
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import TypeVar
 from weakref import WeakSet
 
-from ringcomm.bootstrap.wire.framing import MESSAGE_BYTES
-from ringcomm.errors import ArgumentError, refuse
-from ringcomm.machine import descriptors
+from ringcomm.bootstrap.wire.framing import LENGTH, MessageSocket
+from ringcomm.errors import ArgumentError
 
 __all__ = [
     "MAX_DESCRIPTORS",
-    "Facts",
-    "Packet",
+    "DescriptorSocket",
     "UnixGate",
     "UntrustedServer",
     "close_descriptors",
     "close_in_children",
     "connect",
     "credentials",
-    "packet_socket",
-    "receive_packet",
-    "send_packet",
-    "untrusted_reason",
     "user_address",
 ]
 
 MAX_DESCRIPTORS = 250  # per message; the kernel allows 253
 
-Facts = dict[str, Any]  # what a packet says
-
-
-def packet_socket() -> socket.socket:
-    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+Socket = TypeVar("Socket", bound=MessageSocket)
 
 
 def user_address(name: str) -> str:
@@ -53,13 +42,14 @@ class UntrustedServer(ConnectionError):
     """A process of another user listens at the address."""
 
 
-def connect(address: str, seconds: float) -> socket.socket:
+def connect(address: str, seconds: float, kind: type[Socket]) -> Socket:
     """Return a connection to the server of this user at the abstract `address`."""
     with ExitStack() as failed:
-        peer = failed.enter_context(packet_socket())
+        peer = kind(socket.socket(socket.AF_UNIX))
+        failed.enter_context(peer)
         peer.settimeout(seconds)
         peer.connect(address)
-        if reason := untrusted_reason(peer):
+        if reason := _untrusted_reason(peer):
             raise UntrustedServer(reason)
         failed.pop_all()
     return peer
@@ -68,11 +58,12 @@ def connect(address: str, seconds: float) -> socket.socket:
 class UnixGate:
     """Listens at an abstract address, and admits the processes of this user. See peers.Gate."""
 
-    def __init__(self, address: str, purpose: str) -> None:
-        self.listener = _listen(address, purpose)
+    def __init__(self, address: str, purpose: str, kind: type[MessageSocket] = MessageSocket) -> None:
+        self.listener, self._kind = _listen(address, purpose), kind
 
-    def greet(self, peer: socket.socket) -> tuple[socket.socket | None, str]:
-        return peer, untrusted_reason(peer)
+    def greet(self, peer: socket.socket) -> tuple[MessageSocket | None, str]:
+        reason = _untrusted_reason(peer)
+        return None if reason else self._kind(peer), reason
 
     def admits(self, _: socket.socket) -> tuple[bool, str]:
         return True, ""
@@ -91,7 +82,7 @@ class UnixGate:
 
 def _listen(address: str, purpose: str) -> socket.socket:
     """Return a non-blocking socket that listens at the abstract `address`."""
-    listener = packet_socket()
+    listener = socket.socket(socket.AF_UNIX)
     listener.setblocking(False)
     try:
         listener.bind(address)
@@ -110,57 +101,60 @@ def credentials(peer: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def untrusted_reason(peer: socket.socket) -> str:
+def _untrusted_reason(peer: socket.socket) -> str:
     """Return why the peer cannot be trusted; empty if it runs as this user."""
     pid, uid = credentials(peer)
     return "" if uid == os.geteuid() else f"process {pid} belongs to user {uid}, not to user {os.geteuid()}"
 
 
-class Packet(NamedTuple):
-    """One received message; no data means that the peer has closed the connection."""
+class DescriptorSocket(MessageSocket):
+    """Passes file descriptors beside its messages.
 
-    data: bytes
-    fds: list[int]
-    complete: bool  # no descriptor was dropped
+    Attributes:
+        fds: those that have come, until `take_fds`
+        dropped: some have not, because this process could not take more
+    """
 
-    def read(self, rank: int) -> Facts:
-        """Parse a message of an authenticated peer that has come to `rank`."""
-        if not self.complete:
-            close_descriptors(self.fds)
-            raise descriptors.exhausted(rank, "to receive those of the other ranks")
-        message: Facts = json.loads(self.data)
-        return message
+    def __init__(self, connected: socket.socket) -> None:
+        super().__init__(connected)
+        self.fds: list[int] = []
+        self.dropped = False
 
+    def send_fds(self, message: bytes, fds: Sequence[int]) -> None:
+        """Send a message with up to MAX_DESCRIPTORS descriptors; wait as long as the timeout of this socket."""
+        data, deadline = LENGTH.pack(len(message)) + message, time.monotonic() + (self.gettimeout() or 0)
+        while True:
+            try:
+                sent = socket.send_fds(self, [data], fds)
+                break
+            except OSError as error:
+                # The kernel limits a user's descriptors in flight; the count falls as the other ranks receive theirs.
+                if error.errno != errno.ETOOMANYREFS or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.001)
+        if rest := data[sent:]:
+            self.sendall(rest)
 
-def send_packet(peer: socket.socket, message: Facts, fds: Sequence[int] = (), prefix: bytes = b"") -> None:
-    data = prefix + json.dumps(message).encode()
-    if len(data) > MESSAGE_BYTES:
-        raise refuse("a startup message", f"at most {MESSAGE_BYTES} bytes", len(data))
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    deadline = time.monotonic() + (peer.gettimeout() or 0)
-    while True:
-        try:
-            peer.sendmsg([data], rights)
-            return
-        except OSError as error:
-            # The kernel limits a user's descriptors in flight; the count falls as the other ranks receive theirs.
-            if error.errno != errno.ETOOMANYREFS or time.monotonic() > deadline:
-                raise
-            time.sleep(0.001)
+    def take_fds(self) -> list[int]:
+        """Return the descriptors that have come; the caller owns them from now on."""
+        fds, self.fds = self.fds, []
+        return fds
 
+    def close(self) -> None:
+        close_descriptors(self.take_fds())
+        super().close()
 
-def receive_packet(peer: socket.socket) -> Packet:
-    space = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
-    try:
-        data, ancillary, flags, _ = peer.recvmsg(MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
-    except ConnectionResetError:
-        # The peer closed with unread data, which resets the connection once; its own messages are still queued.
-        data, ancillary, flags, _ = peer.recvmsg(MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
-    fds = array.array("i")
-    for level, kind, content in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-    return Packet(data, list(fds), complete=not flags & socket.MSG_CTRUNC)
+    def _read(self, count: int) -> bytes:
+        # Not socket.recv_fds: it ignores MSG_CMSG_CLOEXEC.
+        space = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+        data, ancillary, flags, _ = self.recvmsg(count, space, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds = array.array("i")
+                fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+                self.fds += fds
+        self.dropped |= bool(flags & socket.MSG_CTRUNC)
+        return data
 
 
 def close_descriptors(fds: Iterable[int]) -> None:
@@ -185,7 +179,7 @@ if hasattr(os, "register_at_fork"):  # else another system, on which only --help
 
 
 def _holder(address: str) -> str:
-    with packet_socket() as peer:
+    with socket.socket(socket.AF_UNIX) as peer:
         peer.setblocking(False)
         try:
             peer.connect(address)

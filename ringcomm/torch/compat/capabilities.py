@@ -127,11 +127,11 @@ def has_other_backends() -> bool:
     others = {*backends.values()} - {NAME}
     if others and not extension():
         asked = ",".join(f"{device}:{backend}" for device, backend in backends.items())
-        cure = (
+        hint = (
             f"before torch 2.14, {NAME} shares a group with another backend only through an extension in C++: "
             f"build it once by {BUILD}, or make a group for each backend"
         )
-        raise ArgumentError(f"backend {asked!r}: {cure}", argument="backend", got=asked)
+        raise ArgumentError(f"backend {asked!r}: {hint}", argument="backend", got=asked)
     return bool(others)
 
 

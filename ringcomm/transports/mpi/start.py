@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ringcomm.bootstrap.arrivals import format_ranks
 from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.start_errors import format_ranks
 from ringcomm.bootstrap.store import job_store
 from ringcomm.config import Config
 from ringcomm.errors import (
@@ -58,7 +58,7 @@ def join(comm: Any, config: Config) -> Transport:
         left.free_if_unused()  # MPI has few communicators
     own = duplicate(comm, config.start_limit)
     rank = own.Get_rank()
-    mine = {**facts_of(rank, config), "nonce": secrets.token_hex(16), "serialized": serialized()}
+    mine = {**facts_of(rank, config), "secret": secrets.token_hex(16), "serialized": serialized()}
     ranks = all_gather_facts(own, mine, config.start_limit)
     job = JobFacts(rank, ranks, config)
     config, layout = job.config, job.layout
@@ -71,9 +71,9 @@ def join(comm: Any, config: Config) -> Transport:
     table = None
     failure: Exception | None = None
     try:
-        nonce = ranks[layout.local_ranks[0]]["nonce"]
+        secret = ranks[layout.local_ranks[0]]["secret"]
         here = layout.local_ranks
-        place = Place(layout.local_rank, len(here), f"MPI/{nonce}", nonce, "MPI", members=here)
+        place = Place(layout.local_rank, len(here), f"MPI/{secret}", secret, "MPI", members=here)
         with job_store(place, config.start_limit) as store:
             local = shm.connect(place.rank, place.size, store, config)
         table = mpi_table(own) if several else None

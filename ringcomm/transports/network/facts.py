@@ -48,7 +48,7 @@ class JobFacts:
     """
 
     def __init__(self, rank: int, ranks: Sequence[Facts], config: Config, members: Sequence[int] = ()) -> None:
-        """`members`: the rank in the job of each rank: see arrivals.py."""
+        """`members`: the rank in the job of each rank: see start_errors.py."""
         check_versions([facts["version"] for facts in ranks], members=members)
         self._ranks, self._number = ranks, ranks[0]["number"]
         config = Config(**ranks[0]["config"] | {name: getattr(config, name) for name in OWN})

@@ -12,8 +12,8 @@ from collections.abc import Generator
 from contextlib import ExitStack, closing
 from typing import NamedTuple
 
-from ringcomm.bootstrap.arrivals import connection_timeout, rank_in_job
 from ringcomm.bootstrap.facts import all_gather_facts
+from ringcomm.bootstrap.start_errors import missing_connections, rank_in_job
 from ringcomm.bootstrap.store import Store
 from ringcomm.bootstrap.wire.framing import MessageSocket
 from ringcomm.bootstrap.wire.handshake import MESSAGE_OF_HANDSHAKE, client_handshake
@@ -59,7 +59,7 @@ class _Mesh:
         self._rank, self._size, self._store, self._secret, self._deadline = rank, size, store, secret, deadline
         self.connected: dict[int, int] = {}
         self._addresses: list[str] = []
-        self._attempts: dict[socket.socket, _Attempt] = {}
+        self._attempts: dict[MessageSocket, _Attempt] = {}
         self._due = dict.fromkeys(range(rank), 0.0)  # the lower ranks to connect to, and from when on
         self._failures: dict[int, str] = {}  # of the last attempt
 
@@ -101,7 +101,7 @@ class _Mesh:
         reasons = [
             f"\nrank {self._in_job(rank)} at {self._addresses[rank]}: {why}" for rank, why in self._failures.items()
         ]
-        raise connection_timeout(missing, self._rank, self._size, timeout, self._store.members, "".join(reasons))
+        raise missing_connections(missing, self._rank, self._size, timeout, self._store.members, "".join(reasons))
 
     def _connect_due(self) -> None:
         for rank, due in [*self._due.items()]:
@@ -111,7 +111,7 @@ class _Mesh:
     def _connect_to(self, rank: int) -> None:
         host, port = split_address(self._addresses[rank])
         family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        peer = MessageSocket(socket.socket(family, kind, protocol), None)
+        peer = MessageSocket(socket.socket(family, kind, protocol))
         peer.setblocking(False)
         try:
             peer.connect(resolved)
@@ -131,7 +131,7 @@ class _Mesh:
         self._failures[rank] = error.strerror or str(error)
         self._due[rank] = time.monotonic() + SLICE
 
-    def _receive(self, peer: socket.socket) -> None:
+    def _receive(self, peer: MessageSocket) -> None:
         """Hear a lower rank in the handshake, or the number of a higher one after it."""
         if peer in self._attempts:
             self._advance(peer)
@@ -148,7 +148,7 @@ class _Mesh:
         else:
             self._server.refuse(peer, "it sent no number of a higher rank")
 
-    def _advance(self, peer: socket.socket) -> None:
+    def _advance(self, peer: MessageSocket) -> None:
         rank, steps = self._attempts[peer]
         try:
             try:

@@ -25,6 +25,7 @@ from itertools import accumulate, pairwise
 from ringcomm.algorithms import pairwise as pairwise_algorithm
 from ringcomm.algorithms.schedule import Block, Lengths, even
 from ringcomm.algorithms.select import AlgorithmSelector
+from ringcomm.errors import RingcommError
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.network.layout import HostLayout
 from ringcomm.transports.network.recorder import Counts, Recorder
@@ -40,7 +41,7 @@ def program_of(hosts: HostLayout, call: Blockwise, in_place: bool, selector: Alg
     if max(map(len, hosts.ranks)) == 1:
         recorder.between_ranks()
     else:
-        getattr(recorder, call.name)()
+        recorder.record()
     return Program(tuple(recorder.steps), recorder.scratch, recorder.algorithm)
 
 
@@ -52,6 +53,13 @@ def overlaps(which: int, counts: Counts, others: Counts) -> list[int]:
 
 class CollectivePrograms(Recorder):
     """Each method of the name of a collective records that collective."""
+
+    def record(self) -> None:
+        """Record the collective of the call."""
+        steps = getattr(self, self._call.name, None)
+        if steps is None:
+            raise RingcommError(f"{self._call.name} has no implementation between hosts with several ranks")
+        steps()
 
     def between_ranks(self) -> None:
         """Run the collective on one rank per host."""

@@ -7,10 +7,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from ringcomm.bootstrap.arrivals import rank_in_job
+from ringcomm.bootstrap.descriptor_exchange import REPORT_TIMEOUT
 from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.rendezvous import REPORT_TIMEOUT
+from ringcomm.bootstrap.start_errors import rank_in_job
 from ringcomm.bootstrap.store import Store
 from ringcomm.bootstrap.wire.keepalive import patience_with, probe
 from ringcomm.config import Config

@@ -1,6 +1,6 @@
-"""How ranks on several hosts continue without those that are lost: they agree who is left, and connect anew.
+"""How ranks on several hosts continue without lost ones: they agree who survives, and connect anew.
 
-Who is left is decided by the launcher of node 0: see bootstrap/shrink.py.
+The launcher of node 0 decides who survives: see bootstrap/shrink.py.
 """
 
 import logging
@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Self
 
-from ringcomm.bootstrap.arrivals import format_ranks
 from ringcomm.bootstrap.client import ANSWER_TIMEOUT, Client
-from ringcomm.bootstrap.endpoint import launcher_endpoint
+from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.membership import RECONNECT_TIMEOUT, reconnect_timeout
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.session import SHRINK
 from ringcomm.bootstrap.shrink import Agreement, start_name
+from ringcomm.bootstrap.start_errors import format_ranks
 from ringcomm.bootstrap.store import Store, job_store
 from ringcomm.config import Config
 from ringcomm.errors import Aborted, CollectiveTimeout, PeerLost
@@ -53,23 +53,29 @@ class Survivors:
         keepalive = self._config.keepalive
         with Survivor(self.place, name, rank, range(size), members, lost, timeout, keepalive) as survivor:
             for _ in range(size):
-                left, gone, attempt = survivor.agree()
-                left_out |= {*range(size)} - {*left, *gone}
-                if rank not in left:
-                    others = f"{format_ranks(left)} had continued without it"
+                agreed = survivor.agree()
+                survivors = agreed.survivors
+                left_out |= {*range(size)} - {*survivors, *agreed.lost}
+                if rank not in survivors:
+                    others = f"{format_ranks(survivors)} had continued without it"
                     raise Aborted(f"rank {rank} was left out: it called shrink when {others}", rank=rank)
-                place = replace(self.place, rank=left.index(rank), size=len(left), job=start_name(name, attempt))
-                place = replace(place, members=tuple(members[each] for each in left if members))
+                place = replace(
+                    self.place,
+                    rank=survivors.index(rank),
+                    size=len(survivors),
+                    job=start_name(name, agreed.attempt),
+                    members=tuple(members[each] for each in survivors if members),
+                )
                 try:
                     with job_store(place, limit) as store:
                         transport = self._connect(place.rank, place.size, store, config)
                 except (PeerLost, CollectiveTimeout, Aborted) as error:
                     log.info("rank %d connects again: %s", rank, error)
                     failure = error
-                    survivor.fail(attempt)
+                    survivor.fail(agreed.attempt)
                     continue
                 try:
-                    if survivor.confirm(attempt, limit):
+                    if survivor.confirm(agreed.attempt, limit):
                         return transport, left_out
                 except BaseException:
                     transport.close()
@@ -80,7 +86,7 @@ class Survivors:
 
 
 class Survivor:
-    """The connection of a rank to the session in which its group agrees who is left.
+    """The connection of a rank to the session in which its group agrees who survives.
 
     Each call raises PeerLost or CollectiveTimeout if the launcher is lost.
 
@@ -89,7 +95,7 @@ class Survivor:
         group: a name that no other group of the job has
         rank: in the group
         ranks: all of the group
-        members: the rank in the job of each, if the launchers end those that are left out; else empty
+        members: the rank in the job of each, if the launchers end ranks that are left out; else empty
         lost: returns the ranks that this one knows to be lost
         timeout: seconds for which `agree` waits for ranks that run but do not come
         keepalive: seconds after which a server that does not answer is lost
@@ -108,16 +114,11 @@ class Survivor:
     ) -> None:
         self._request = {"group": group, "rank": rank, "ranks": [*ranks], "members": [*members]}
         self._find_lost, self._patience = lost, timeout
-        self._where = f"the launcher of node 0 ({place.store})"
-        host = replace(
-            launcher_endpoint(place, keepalive),
-            lost=lambda how: PeerLost(self._without_server(how)),
-            unreachable=self._silent,
-            silent=lambda seconds: self._silent(seconds, "the connection is open"),
-            always_up=True,
+        launcher = replace(
+            find_endpoint(place, keepalive), suffix=": without it shrink cannot tell who survives", always_up=True
         )
         self._client = Client(
-            host, SHRINK, place, min(timeout + ANSWER_TIMEOUT, RECONNECT_TIMEOUT), patience=ANSWER_TIMEOUT
+            launcher, SHRINK, place, min(timeout + ANSWER_TIMEOUT, RECONNECT_TIMEOUT), patience=ANSWER_TIMEOUT
         )
 
     def __enter__(self) -> Self:
@@ -131,12 +132,12 @@ class Survivor:
         self._client.close()
 
     def agree(self) -> Agreement:
-        """Return who is left."""
+        """Return who survives."""
         return self._ask("shrink", self._patience)
 
     def confirm(self, attempt: int, timeout: float) -> bool:
-        """Return whether all that are left are connected within `timeout` seconds, as this rank is."""
-        return bool(self._ask("connected", timeout, attempt=attempt).left)
+        """Return whether all survivors are connected within `timeout` seconds, as this rank is."""
+        return bool(self._ask("connected", timeout, attempt=attempt).survivors)
 
     def fail(self, attempt: int) -> None:
         """Say that this rank could not connect."""
@@ -152,9 +153,3 @@ class Survivor:
 
         fields = {**self._request, "lost": sorted(known), "timeout": timeout, **more}
         return Agreement(**self._client.ask(kind, timeout, tell_of_more, **fields).fields)
-
-    def _silent(self, seconds: float, reason: str) -> CollectiveTimeout:
-        return CollectiveTimeout(self._without_server(f"did not answer within {seconds:g} s ({reason})"))
-
-    def _without_server(self, why: str) -> str:
-        return f"{self._where} {why}: without it shrink cannot tell who is left"

@@ -9,7 +9,7 @@ from typing import Any
 
 from ringcomm.algorithms.schedule import Block, Copy, Exchange
 from ringcomm.algorithms.select import AlgorithmSelector
-from ringcomm.bootstrap.arrivals import format_ranks
+from ringcomm.bootstrap.start_errors import format_ranks
 from ringcomm.errors import Aborted, ArgumentError, RingcommError
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
@@ -155,9 +155,9 @@ class NetworkTransport(NativeTransport):
             self.fail(Aborted(f"rank {self.rank} has called shrink", rank=self.rank))
         timeout = self.timeout if timeout < 0 else timeout
         name = f"{self._number} of {min(self._members)}"  # groups without a common process may have one number
-        elastic = survivors.place.respawn is not None  # the launchers end those that are left out
+        elastic = survivors.place.max_restarts is not None  # the launchers end those that are left out
         members = survivors.place.members if self._of_all and elastic else ()
-        shrunk, left_out = survivors.regroup(name, self.rank, self.size, members, self.gone, timeout)
+        shrunk, left_out = survivors.regroup(name, self.rank, self.size, members, self.lost, timeout)
         if left_out and shrunk.rank == 0:
             log.warning("shrink left out %s, which did not come in time", format_ranks(left_out))
         return shrunk

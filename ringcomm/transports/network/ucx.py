@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ringcomm.bootstrap.arrivals import connection_timeout, format_ranks, rank_in_job
 from ringcomm.bootstrap.facts import all_gather_facts
+from ringcomm.bootstrap.start_errors import format_ranks, missing_connections, rank_in_job
 from ringcomm.bootstrap.store import Store
 from ringcomm.config import Config
 from ringcomm.errors import ArgumentError, RingcommError
@@ -138,6 +138,6 @@ def _connect(ucx: Ucx, rank: int, size: int, store: Store, timeout: float) -> No
     while not all(connected):
         if time.monotonic() > deadline:
             missing = [other for other in range(size) if not connected[other]]
-            raise connection_timeout(missing, rank, size, timeout, store.members)
+            raise missing_connections(missing, rank, size, timeout, store.members)
         store.check()
         check(lib.rc_ucx_await(ucx.handle, SLICE, connected))

@@ -22,10 +22,10 @@ from ringcomm.transports.shm import ShmTransport
 @pytest.fixture
 def launched():
     """Return the settings of ranks whose launcher starts a lost one again, so many times at most, but does not."""
-    nonce = uuid.uuid4().hex
-    with serve_one_host(Place(0, 1, "job", nonce)) as place:
-        launcher = ("RINGCOMM_STORE", place.store), ("RINGCOMM_NONCE", nonce), ("RINGCOMM_RESTARTS", "0")
-        yield lambda respawn: (*launcher, ("RINGCOMM_RESPAWN", str(respawn)))
+    secret = uuid.uuid4().hex
+    with serve_one_host(Place(0, 1, "job", secret)) as place:
+        launcher = ("RINGCOMM_STORE", place.store), ("RINGCOMM_JOB_SECRET", secret), ("RINGCOMM_RESTARTS", "0")
+        yield lambda restarts: (*launcher, ("RINGCOMM_MAX_RESTARTS", str(restarts)))
 
 
 def die():
@@ -381,7 +381,7 @@ def refused_at_once(comm):
 
 def test_where_nothing_starts_a_lost_rank_again_grow_is_refused_at_once(launched):
     found, _ = survivors_of(refused_at_once, 3, settings=launched(0))
-    text = "grow: nothing starts a lost rank again; use ringcomm run --respawn N, with N of 1 or more"
+    text = "grow: nothing restarts a lost rank; use ringcomm run --respawn N, with N of 1 or more"
     assert found == {0: text, 2: text}
 
 

@@ -111,7 +111,7 @@ def prove_wrongly(peer):
 def talk(peer, secret, rank=0):
     """Prove the secret and send a rank; return the connection."""
     with ExitStack() as failed:
-        peer = failed.enter_context(MessageSocket(peer, None))
+        peer = failed.enter_context(MessageSocket(peer))
         peer.settimeout(TIMEOUT)
         steps = client_handshake(secret)
         next(steps)
@@ -226,7 +226,7 @@ def test_a_rank_with_another_secret_is_refused_and_told(store, pool):
 
 def tell(store, address):
     """Publish the addresses of two ranks, that of rank 0 and any, as rank 0 does."""
-    store.set("mesh/table/0", b"1\n" + json.dumps([address, ""]).encode())
+    store.set("mesh/table", json.dumps([address, ""]).encode())
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """A program that would touch memory outside the arrays of its call is refused when it is added."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from cases.between_hosts import run_on
 from harness.failures import check_usable
-from ringcomm.errors import ArgumentError
+from ringcomm.errors import ArgumentError, RingcommError
 from ringcomm.native import NULL, check, ffi, lib
+from ringcomm.transports.network.programs import CollectivePrograms
 
 COUNT, SCRATCH = 20_000, 100
 IN, OUT, MEMORY_OF_STEPS = lib.RC_MEMORY_IN, lib.RC_MEMORY_OUT, lib.RC_MEMORY_SCRATCH
@@ -113,3 +116,10 @@ def refuse_members(comm):
 
 def test_a_process_is_a_member_once():
     run_on("0011", refuse_members)
+
+
+def test_a_collective_without_a_program_is_refused_with_its_name():
+    recorder = object.__new__(CollectivePrograms)
+    recorder._call = SimpleNamespace(name="scan")
+    with pytest.raises(RingcommError, match=r"^scan has no implementation between hosts with several ranks$"):
+        recorder.record()

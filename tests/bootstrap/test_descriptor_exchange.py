@@ -1,4 +1,4 @@
-"""The rendezvous: each rank of a host sends a hello and gets rank 0's reply with descriptors."""
+"""Each rank of a host sends a hello and gets rank 0's reply with descriptors."""
 
 import errno
 import fcntl
@@ -12,16 +12,15 @@ import subprocess
 import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
 from ringcomm import ArgumentError, CollectiveTimeout, MemoryShortage, PeerLost, RingcommError
-from ringcomm.bootstrap import rendezvous as module
+from ringcomm.bootstrap import descriptor_exchange as module
+from ringcomm.bootstrap.descriptor_exchange import exchange_descriptors
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.rendezvous import rendezvous
 from ringcomm.bootstrap.store import HashStore, job_store
 from ringcomm.bootstrap.wire import peers, unix
 
@@ -49,11 +48,11 @@ def refuse_to_answer(_):
 
 def join(store, rank, size, answer=answer, timeout=20, use=lambda result: None):
     hello, respond = {"name": f"rank {rank}"}, answer if rank == 0 else refuse_to_answer
-    return rendezvous(store, rank, size, hello, respond, use, timeout)
+    return exchange_descriptors(store, rank, size, hello, respond, use, timeout)
 
 
 def join_as_threads(ranks, size, answer=answer, timeout=20):
-    """Return the Rendezvous or the error of every rank."""
+    """Return the Exchanged or the error of every rank."""
     store = HashStore()
 
     def rank(number):
@@ -89,7 +88,7 @@ def test_more_descriptors_than_fit_one_message_arrive(monkeypatch):
     """Threads stand for processes here, and a message has room for 3 descriptors."""
     monkeypatch.setattr(module, "MAX_DESCRIPTORS", 3)
     monkeypatch.setattr(
-        module._RendezvousServer,
+        module._Server,
         "_other_processes",
         lambda self, rank: [*{*range(self._size)} - {rank}],
     )
@@ -121,13 +120,13 @@ def test_a_failure_of_one_rank_is_raised_on_every_rank(monkeypatch, failing):
     def fail(*_):
         raise MemoryShortage("no memory", rank=failing)
 
-    send = module._RendezvousClient._send
+    gather = module.all_gather_facts
 
-    def fail_on_rank_1(client, message, *args):
-        (fail if client._rank == 1 and "ready" in message else send)(client, message, *args)
+    def fail_on_rank_1(store, name, rank, *args):
+        return (fail if rank == 1 and name == module.READY else gather)(store, name, rank, *args)
 
     if failing == 1:
-        monkeypatch.setattr(module._RendezvousClient, "_send", fail_on_rank_1)
+        monkeypatch.setattr(module, "all_gather_facts", fail_on_rank_1)
     for error in join_as_threads(range(3), 3, answer if failing else fail):
         assert isinstance(error, MemoryShortage)
         assert (str(error), error.rank) == ("no memory", failing)
@@ -135,20 +134,19 @@ def test_a_failure_of_one_rank_is_raised_on_every_rank(monkeypatch, failing):
 
 def test_a_rank_that_joins_late_raises_the_same_error(monkeypatch):
     store = HashStore()
-    send = module._RendezvousClient._send
+    connect = module._Client._connect
 
-    def send_late_on_rank_2(client, *args):
+    def connect_late_on_rank_2(client, *args):
         if client._rank == 2:
             server.exception()  # rank 0 has left
-        send(client, *args)
+        connect(client, *args)
 
-    monkeypatch.setattr(module._RendezvousClient, "_send", send_late_on_rank_2)
+    monkeypatch.setattr(module._Client, "_connect", connect_late_on_rank_2)
     with ThreadPoolExecutor() as pool:
-        server = pool.submit(join, store, 0, 4)
-        late = pool.submit(join, store, 2, 4)
-        early = pool.submit(join, store, 1, 4, timeout=0.1)
-        for outcome in (server, early, late):
-            with pytest.raises(CollectiveTimeout, match="did not arrive"):
+        server = pool.submit(join, store, 0, 3, timeout=0.5)
+        others = [pool.submit(join, store, rank, 3) for rank in (1, 2)]
+        for outcome in (server, *others):
+            with pytest.raises(CollectiveTimeout, match=r"rank 2 of 3 did not arrive within 0\.5 s"):
                 outcome.result()
 
 
@@ -166,9 +164,9 @@ GARBAGE = (
     b"\xff\xfe",
     b"[1]",
     b"[" * 60_000,
-    b"\xed\xa0\x80\0{}",
-    b'guess\0{"rank": Infinity, "hello": {}}',
-    rb'{"secret": "\ud800", "rank": 1, "hello": {}}',
+    b"\xed\xa0\x80 1",
+    b"guess 1",
+    b" 1",
     b"\0",
 )
 
@@ -178,19 +176,19 @@ def test_untrusted_peers_are_refused_and_do_not_block_startup(caplog, monkeypatc
     store = HashStore()
     with ThreadPoolExecutor() as pool, ExitStack() as stack:
         server = pool.submit(join, store, 0, 2)
-        name, _ = store.get(module.KEY, 20).split()
+        # Rank 1 has said hello, and does not connect yet: rank 0 serves.
+        store.set(f"{module.HELLO}/1", json.dumps({"hello": {"name": "rank 1"}}).encode())
+        address = json.loads(store.get(f"{module.HELLO}/0", 20))["address"]
 
         def connect():
-            peer = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            peer.settimeout(20)
-            peer.connect(b"\0" + name)
-            return peer
+            return stack.enter_context(unix.connect(address, 20, unix.DescriptorSocket))
 
         connect()  # and send nothing
+        connect().sendall(b"\0")  # half a message
         connect().close()
         for garbage in GARBAGE:
             peer = connect()
-            socket.send_fds(peer, [garbage], [0] * 253)  # rank 0 closes them
+            peer.send_fds(garbage, [0] * 253)  # rank 0 closes them
             assert peer.recv(100) == b""  # disconnected
         with join(store, 1, 2) as client, server.result():
             assert client.reply["names"] == ["rank 0", "rank 1"]
@@ -200,6 +198,7 @@ def test_untrusted_peers_are_refused_and_do_not_block_startup(caplog, monkeypatc
 
 def test_two_processes_with_one_rank_fail_startup_on_all():
     store = HashStore()
+    store.set(f"{module.HELLO}/2", json.dumps({"hello": {"name": "rank 2"}}).encode())  # rank 2 does not connect
     with ThreadPoolExecutor() as pool:
         for outcome in [pool.submit(join, store, rank, 3) for rank in (0, 1, 1)]:
             with pytest.raises(ArgumentError, match=f"processes {os.getpid()} and {os.getpid()} both joined as rank 1"):
@@ -207,36 +206,41 @@ def test_two_processes_with_one_rank_fail_startup_on_all():
 
 
 def test_a_send_is_repeated_while_too_many_descriptors_are_in_flight():
-    class Busy:
+    class Busy(unix.DescriptorSocket):
         """A socket that refuses two calls: too many descriptors in flight."""
 
-        sent: ClassVar = []
-
-        def gettimeout(self):
-            return 20
+        calls = 0
 
         def sendmsg(self, *message):
-            self.sent.append(message)
-            if len(self.sent) < 3:
+            self.calls += 1
+            if self.calls < 3:
                 raise OSError(errno.ETOOMANYREFS, "too many references")
+            return super().sendmsg(*message)
 
-    unix.send_packet(Busy(), {"more": True}, [0])
-    assert len(Busy.sent) == 3
+    ours, theirs = socket.socketpair()
+    with Busy(ours) as ours, unix.DescriptorSocket(theirs) as theirs:
+        ours.settimeout(20)
+        ours.send_fds(b"message", [0])
+        assert (theirs.recv(100), len(theirs.fds), ours.calls) == (b"message", 1, 3)
 
 
 def test_running_out_of_descriptors_is_an_error():
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with ours, theirs:
-        unix.send_packet(ours, {}, [0, 0, 0])
-        lowest = os.dup(0)
-        os.close(lowest)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
-        try:
-            with pytest.raises(RingcommError, match=r"rank 1 .*RLIMIT_NOFILE"):
-                unix.receive_packet(theirs).read(1)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    store, limits = HashStore(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    with (
+        closing(unix.UnixGate(address := f"\0{uuid.uuid4().hex}", "this test").listener) as listener,
+        closing(module._Client(store, 2, 20, None, rank=1)) as client,
+    ):
+        client._connect(address, "secret")
+        with unix.DescriptorSocket(listener.accept()[0]) as server:
+            server.send_fds(b"{}", [0, 0, 0])
+            lowest = os.dup(0)
+            os.close(lowest)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+            try:
+                with pytest.raises(RingcommError, match=r"rank 1 .*RLIMIT_NOFILE"):
+                    client._receive()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def join_as_process(job, rank, size):
@@ -252,19 +256,19 @@ def join_as_process(job, rank, size):
 
 
 def die_after_the_hello(job, rank, size):
-    module.receive_packet = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+    module._Client._receive = lambda _: os.kill(os.getpid(), signal.SIGKILL)
     join_as_process(job, rank, size)
 
 
 def die_before_ready(job, rank, size):
-    send = module.send_packet
+    gather = module.all_gather_facts
 
-    def die_instead_of_ready(peer, message, *args):
-        if "ready" in message:
+    def die_instead_of_ready(store, name, *args):
+        if name == module.READY:
             os.kill(os.getpid(), signal.SIGKILL)
-        send(peer, message, *args)
+        return gather(store, name, *args)
 
-    module.send_packet = die_instead_of_ready
+    module.all_gather_facts = die_instead_of_ready
     join_as_process(job, rank, size)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ringcomm.bootstrap.wire.framing import Frame, encode
 
-__all__ = ["PRESENT", "Peer", "Replies", "Values"]
+__all__ = ["PRESENT", "KeyValues", "Peer", "Replies"]
 
 PRESENT = ""  # a key that always has a value
 
@@ -22,7 +22,7 @@ class Question(NamedTuple):
     key: str
 
 
-class Values:
+class KeyValues:
     """Keys with values, and the members that wait for one: each for one at a time."""
 
     def __init__(self) -> None:

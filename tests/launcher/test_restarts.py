@@ -1,4 +1,4 @@
-"""`ringcomm run --respawn`: lost ranks are started again, and join those that went on."""
+"""`ringcomm run --respawn`: lost ranks are restarted, and join those that went on."""
 
 import json
 import subprocess
@@ -29,13 +29,13 @@ while step < 30:
         sizes.append(comm.size)
     except (ringcomm.PeerLost, ringcomm.Aborted):
         comm = comm.shrink(timeout=10)
-        if os.environ["RINGCOMM_RESPAWN"] != "0":
+        if os.environ["RINGCOMM_MAX_RESTARTS"] != "0":
             comm = comm.grow(timeout=float(sys.argv[2]))
 print(json.dumps([rank, restarts, comm.rank, comm.size, len(sizes), sizes[-1]]))
 """
 
 
-def respawned(tmp_path, text, respawn, *arguments, ranks=3):
+def restarted(tmp_path, text, respawn, *arguments, ranks=3):
     """Run a program under `ringcomm run --respawn`."""
     (tmp_path / "program.py").write_text(text)
     command = [sys.executable, "-m", "ringcomm", "run", "-n", str(ranks), "--respawn", str(respawn)]
@@ -45,7 +45,7 @@ def respawned(tmp_path, text, respawn, *arguments, ranks=3):
 
 def run(tmp_path, kills, respawn, wait=10.0):
     """Return what each rank printed, by rank; and what the launcher wrote."""
-    ended = respawned(tmp_path, PROGRAM, respawn, json.dumps(kills), wait)
+    ended = restarted(tmp_path, PROGRAM, respawn, json.dumps(kills), wait)
     lines = [json.loads(line.partition(" ")[2]) for line in ended.stdout.splitlines()]
     assert ended.returncode == 0, ended.stderr
     return {rank: rest for rank, *rest in lines}, ended.stderr
@@ -57,14 +57,14 @@ def test_a_lost_rank_comes_back_in_its_place(tmp_path, victim):
     assert {rank: rest[:3] for rank, rest in found.items()} == {r: [int(r == victim), r, 3] for r in range(3)}
     assert {rest[3] for rank, rest in found.items() if rank != victim} == {30}
     assert found[victim][3] == 20
-    assert f"rank {victim} was killed by SIGKILL; started again (1 of 1)" in text
+    assert f"rank {victim} was killed by SIGKILL; restarted (1 of 1)" in text
 
 
 def test_ranks_are_lost_again_and_again(tmp_path):
     kills = [[1, 0, 5], [2, 0, 5], [1, 1, 9], [0, 0, 12], [1, 2, 20]]
     found, text = run(tmp_path, kills, 3)
     assert {rank: rest[:3] for rank, rest in found.items()} == {0: [1, 0, 3], 1: [3, 1, 3], 2: [1, 2, 3]}
-    assert text.count("started again") == 5
+    assert text.count("restarted") == 5
 
 
 def test_without_respawn_left_the_others_go_on_alone(tmp_path):
@@ -80,20 +80,20 @@ def test_a_rank_that_comes_back_when_the_job_is_over_says_so_in_one_line(tmp_pat
     text = DIES + f"path = {str(tmp_path / 'again')!r}\nif again: open(path, 'w').close(); time.sleep(0.5)\n"
     text += "comm = ringcomm.init()\nif comm.rank == 1: os.kill(os.getpid(), 9)\n"
     text += "while not os.path.exists(path): time.sleep(0.01)\n"
-    ended = respawned(tmp_path, text, 3, ranks=2)
+    ended = restarted(tmp_path, text, 3, ranks=2)
     assert ended.returncode == 0
     assert ended.stderr.splitlines() == [
-        "ringcomm run: rank 1 was killed by SIGKILL; started again (1 of 3)",
-        "ringcomm run: rank 1 was started again, but no rank is left that it could join",
+        "ringcomm run: rank 1 was killed by SIGKILL; restarted (1 of 3)",
+        "ringcomm run: rank 1 was restarted, but no rank is left that it could join",
     ]
 
 
 def test_the_death_of_the_last_connected_rank_ends_the_job_and_is_the_reason(tmp_path):
     text = DIES + "comm = ringcomm.init()\nif comm.rank == 0: time.sleep(1)\nos.kill(os.getpid(), 9)\n"
-    ended = respawned(tmp_path, text, 3, ranks=2)
+    ended = restarted(tmp_path, text, 3, ranks=2)
     assert ended.returncode == 128 + 9
     assert ended.stderr.splitlines() == [
-        "ringcomm run: rank 1 was killed by SIGKILL; started again (1 of 3)",
+        "ringcomm run: rank 1 was killed by SIGKILL; restarted (1 of 3)",
         "ringcomm run: rank 0 was killed by SIGKILL, and no rank is left that could continue",
     ]
 
@@ -116,12 +116,12 @@ def test_a_rank_that_dies_before_it_has_joined_is_started_again_after_a_pause(tm
     text = DIES + "starts = open('starts', 'a')\nprint(time.monotonic(), file=starts, flush=True)\n"
     text += "if again: os._exit(7)\ncomm = ringcomm.init()\nif comm.rank == 1: os.kill(os.getpid(), 9)\n"
     text += "while len(open('starts').readlines()) < 5: time.sleep(0.1)\n"
-    ended = respawned(tmp_path, f"import os; os.chdir({str(tmp_path)!r})\n{text}", 100, ranks=2)
+    ended = restarted(tmp_path, f"import os; os.chdir({str(tmp_path)!r})\n{text}", 100, ranks=2)
     assert ended.returncode == 0
-    early = "ringcomm run: rank 1 exited with status 7 before it had joined; started again in {} s ({} of 100)"
+    early = "ringcomm run: rank 1 exited with status 7 before it had joined; restarted in {} s ({} of 100)"
     lines = ended.stderr.splitlines()
     assert lines[:3] == [
-        "ringcomm run: rank 1 was killed by SIGKILL; started again (1 of 100)",
+        "ringcomm run: rank 1 was killed by SIGKILL; restarted (1 of 100)",
         *(early.format(2**n, n + 2) for n in range(2)),
     ]
     starts = sorted(map(float, (tmp_path / "starts").read_text().split()))
@@ -136,17 +136,17 @@ def test_a_rank_is_not_started_again_once_the_job_is_over(tmp_path):
     command = [sys.executable, "-m", "ringcomm", "run", "-n", "2", "--respawn", "9", str(tmp_path / "program.py")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as job:
         for line in job.stderr:
-            if "started again in 1 s (2 of 9)" in line:
+            if "restarted in 1 s (2 of 9)" in line:
                 (tmp_path / "ends").touch()
-        assert line == "ringcomm run: rank 1 is not started again: no rank is left that it could join\n"
+        assert line == "ringcomm run: rank 1 is not restarted: no rank is left that it could join\n"
     assert job.returncode == 0
 
 
 def test_ranks_that_fail_before_they_are_connected_end_the_job(tmp_path):
-    ended = respawned(tmp_path, "import ringcomm\nringcomm.init().close()\n1 / 0\n", 1000, ranks=2)
+    ended = restarted(tmp_path, "import ringcomm\nringcomm.init().close()\n1 / 0\n", 1000, ranks=2)
     assert ended.returncode == 1
     assert "exited with status 1" in ended.stderr
-    assert "started again" not in ended.stderr
+    assert "restarted" not in ended.stderr
 
 
 PATIENT = """
@@ -173,7 +173,7 @@ def test_nobody_waits_for_a_rank_that_fails_before_any_has_joined(tmp_path):
 def test_grow_does_not_wait_for_a_rank_that_is_never_started_again(tmp_path):
     found, text = run(tmp_path, [[1, 0, 5], [1, 1, 8]], 1, wait=50)
     assert found == {0: [0, 0, 2, 30, 2], 2: [0, 1, 2, 30, 2]}
-    assert "rank 1 was killed by SIGKILL; started again (1 of 1)" in text
+    assert "rank 1 was killed by SIGKILL; restarted (1 of 1)" in text
     assert "rank 1 was killed by SIGKILL; the others continue without it" in text
 
 
@@ -181,10 +181,10 @@ def test_a_rank_that_no_other_takes_in_says_so_in_one_line(tmp_path):
     text = DIES + f"import atexit\npath = {str(tmp_path / 'ended')!r}\nif again: atexit.register(open, path, 'w')\n"
     text += "comm = ringcomm.init(timeout=0.3 if again else 20)\nif comm.rank == 1: os.kill(os.getpid(), 9)\n"
     text += "while not os.path.exists(path): time.sleep(0.01)\nos._exit(0)\n"
-    ended = respawned(tmp_path, text, 1, ranks=2)
+    ended = restarted(tmp_path, text, 1, ranks=2)
     assert ended.returncode == 0
     assert ended.stderr.splitlines()[:2] == [
-        "ringcomm run: rank 1 was killed by SIGKILL; started again (1 of 1)",
+        "ringcomm run: rank 1 was killed by SIGKILL; restarted (1 of 1)",
         "[1] ringcomm: rank 1 ends: no rank has called grow within 0.3 s",
     ]
 
@@ -221,7 +221,7 @@ print(rank, restarts, errors)
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_dies_while_it_joins_leaves_the_communicator_usable(victim, tmp_path):
-    ended = respawned(tmp_path, JOINS, 3, victim)
+    ended = restarted(tmp_path, JOINS, 3, victim)
     assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.splitlines()) == [
         f"[{rank}] {rank} 2 []" if rank == victim else f"[{rank}] {rank} 0 [{victim}]" for rank in range(3)
@@ -236,7 +236,7 @@ def test_random_kills_lose_nothing(kills, tmp_path):
         [*command, str(kills), "1", str(tmp_path)], capture_output=True, text=True, timeout=60 + 5 * kills
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
-    assert ended.stderr.count("started again") == kills
+    assert ended.stderr.count("restarted") == kills
     assert len(ended.stdout.splitlines()) == 4
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a rank that may be started again, as a table of transitions."""
+"""What becomes of a rank that may be restarted, as a table of transitions."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ class State(Enum):
     JOINED = auto()
     ENDING = auto()  # it was sent SIGTERM before it had joined; at the deadline SIGKILL
     LEAVING = auto()  # the same, once it had joined
-    PENDING = auto()  # it is started again at the deadline
+    PENDING = auto()  # it is restarted at the deadline
     LOST = auto()  # for good
 
 

@@ -1,4 +1,4 @@
-"""Timeout errors that name the missing ranks.
+"""The errors of a start: which ranks are missing, or lost.
 
 A start may connect a part of a job: the ranks of one host, or of a `grow`. `members` has the rank
 in the job of each of them, by which all errors name it; it is empty where they are all ranks of the job.
@@ -6,9 +6,9 @@ in the job of each of them, by which all errors name it; it is empty where they 
 
 from collections.abc import Collection, Sequence
 
-from ringcomm.errors import CollectiveTimeout
+from ringcomm.errors import CollectiveTimeout, PeerLost
 
-__all__ = ["arrival_timeout", "connection_timeout", "format_ranks", "key_timeout", "rank_in_job"]
+__all__ = ["format_ranks", "lost_in_start", "missing_connections", "missing_key", "missing_ranks", "rank_in_job"]
 
 
 def format_ranks(numbers: Collection[int], member: str = "rank") -> str:
@@ -21,7 +21,7 @@ def rank_in_job(members: Sequence[int], rank: int) -> int:
     return members[rank] if members else rank
 
 
-def arrival_timeout(
+def missing_ranks(
     absent: Collection[int], size: int, timeout: float, member: str = "rank", members: Sequence[int] = ()
 ) -> CollectiveTimeout:
     """Return the error that names the missing ranks; they are its `got`."""
@@ -30,7 +30,7 @@ def arrival_timeout(
     return CollectiveTimeout(text, rank=min(absent) if member == "rank" else None, got=sorted(absent))
 
 
-def connection_timeout(
+def missing_connections(
     missing: Collection[int], rank: int, size: int, timeout: float, members: Sequence[int] = (), reasons: str = ""
 ) -> CollectiveTimeout:
     """Return the error that names the ranks to which `rank` has no connection."""
@@ -39,8 +39,12 @@ def connection_timeout(
     return CollectiveTimeout(text + reasons, rank=min(missing), got=sorted(missing))
 
 
-def key_timeout(key: str, timeout: float) -> CollectiveTimeout:
+def missing_key(key: str, timeout: float) -> CollectiveTimeout:
     return CollectiveTimeout(f"no rank has set {key!r} within {timeout:g} s")
+
+
+def lost_in_start(rank: int, process: str = "") -> PeerLost:
+    return PeerLost(f"rank {rank}{process and f' ({process})'} exited during startup", rank=rank)
 
 
 def _of_all(size: int, members: Sequence[int]) -> str:

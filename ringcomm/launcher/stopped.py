@@ -3,15 +3,15 @@
 import math
 import time
 
-from ringcomm.bootstrap.arrivals import format_ranks
+from ringcomm.bootstrap.start_errors import format_ranks
 from ringcomm.launcher.ranks import Ranks
 
-__all__ = ["Stops"]
+__all__ = ["StoppedRanks"]
 
 REPORT_AFTER = 5.0  # seconds
 
 
-class Stops:
+class StoppedRanks:
     """Which ranks are stopped, and since when."""
 
     def __init__(self, ranks: Ranks) -> None:
@@ -35,5 +35,5 @@ class Stops:
         found = [rank for rank, when in self._report_at.items() if when < math.inf]
         self._report_at.update(dict.fromkeys(found, math.inf))
         running = self._ranks.running()
-        cure = "kill -CONT " + " ".join(str(running[rank]) for rank in found)
-        return f"{format_ranks(found)} {'is' if len(found) == 1 else 'are'} stopped; to continue: {cure}"
+        hint = "kill -CONT " + " ".join(str(running[rank]) for rank in found)
+        return f"{format_ranks(found)} {'is' if len(found) == 1 else 'are'} stopped; to continue: {hint}"

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from test_respawn import JOINS, PROGRAM
+from test_restarts import JOINS, PROGRAM
 from test_stopped import NEVER_JOINS, STOPPED_JOINER, STOPPED_MEMBER
 from test_stopped import PROGRAM as LEAVES_RANK_1_OUT
 
@@ -58,7 +58,7 @@ def test_a_lost_rank_comes_back_in_its_place(job, victim):
     assert {rank: rest[:3] for rank, rest in found.items()} == {r: [int(r == victim), r, 4] for r in range(4)}
     assert {rest[3] for rank, rest in found.items() if rank != victim} == {30}
     assert found[victim][3] == 20
-    assert re.search(rf"rank {victim} on \S+ was killed by SIGKILL; started again \(1 of 1\)", text)
+    assert re.search(rf"rank {victim} on \S+ was killed by SIGKILL; restarted \(1 of 1\)", text)
 
 
 def test_grow_does_not_wait_for_a_rank_that_is_never_started_again(job):
@@ -92,7 +92,7 @@ def test_a_rank_that_never_joins_is_ended_when_those_of_all_nodes_have_ended(job
     launchers = start(job, str(write(job, NEVER_JOINS)), 1, "busy", ranks=(2 - node, 1), patch=SOON)
     ended = [finish(each) for each in launchers]
     assert [status for status, _, _ in ended] == [0, 0], ended
-    assert "rank 1 was started again, but no rank is left that it could join" in ended[node][2]
+    assert "rank 1 was restarted, but no rank is left that it could join" in ended[node][2]
 
 
 def test_a_rank_that_is_stopped_while_it_joins_is_ended_and_started_again(job):
@@ -109,7 +109,7 @@ def test_a_stopped_rank_that_one_of_another_node_waits_too_long_for_is_ended(job
     patch = "from ringcomm.launcher import restarts; restarts.CHECK_INTERVAL = 0.1"
     ended = [finish(each) for each in start(job, str(write(job, STOPPED_MEMBER)), 3, ranks=ranks, patch=patch)]
     last = sum(ranks) == 2
-    what = "those on other nodes, if any are left, continue without it" if last else "started again (1 of 3)"
+    what = "those on other nodes, if any are left, continue without it" if last else "restarted (1 of 3)"
     assert f" was stopped while another rank waited for it, and was ended; {what}" in ended[0][2], ended
     assert ended[0][0] == (128 + signal.SIGTERM if last else 0), ended
 
@@ -157,7 +157,7 @@ def test_a_rank_that_was_left_out_is_ended_and_started_again(job, program, ranks
     assert [status for status, _, _ in ended] == [0, 0], ended
     found = sorted(line.split(" ", 1)[1] for _, out, _ in ended for line in out)
     assert found == [f"{rank} {count}" for rank, count in enumerate(restarts)]
-    text = "was stopped, was left out by the others and ended; started again (1 of 1)"
+    text = "was stopped, was left out by the others and ended; restarted (1 of 1)"
     assert [err.count(text) for _, _, err in ended].count(1) == 1, ended
 
 
@@ -185,7 +185,7 @@ def test_the_others_go_on_without_a_lost_node(job):
     launchers[1].kill()
     status, out, err = finish(launchers[0])
     assert (status, out) == (0, ["[0] left 0 2", "[1] left 1 2"]), err
-    assert re.search(r"node 1 \(\S+\) is lost: its launcher has ended; the others continue without it", err)
+    assert re.search(r"the launcher of node 1 \(\S+\) has ended; the others continue without it", err)
 
 
 CONNECTS = """
@@ -216,13 +216,16 @@ def test_a_rank_that_fails_when_others_have_ended_well_does_not_fail_them(job):
 def test_a_launcher_that_is_lost_before_the_first_start_ends_the_job(tmp_path):
     with closing(Job(tmp_path, 3)) as job:
         program = str(write(job, "import ringcomm\nringcomm.init()\n"))
-        launchers = [job.start(n, 1, program, "--respawn=1", *["--verbose"][n:], host_id=str(n)) for n in range(2)]
+        options = {"patch": "nodes.LATE = 20.0"}  # until node 2 has come
+        launchers = [
+            job.start(n, 1, program, "--respawn=1", *["--verbose"][n:], host_id=str(n), **options) for n in range(2)
+        ]
         assert "node 1 (" in launchers[0].stderr.readline()
         launchers[1].kill()
         ended = [finish(each) for each in (launchers[0], job.start(2, 1, program, "--respawn=1", host_id="2"))]
     for status, _, err in ended:
         assert status == 2
-        assert re.search(r"node 1 \(\S+\) is lost: its launcher has ended", err)
+        assert re.search(r"the launcher of node 1 \(\S+\) has ended", err)
 
 
 def test_two_jobs_may_have_one_secret(tmp_path):
@@ -251,7 +254,7 @@ def test_random_kills_lose_nothing(job, kills, tmp_path):
     launchers = start(job, str(program), kills, str(kills), "1", str(tmp_path))
     ended = [launcher.communicate(timeout=60 + 5 * kills) for launcher in launchers]
     assert [launcher.returncode for launcher in launchers] == [0, 0], "".join(err for _, err in ended)[-4000:]
-    assert sum(err.count("started again") for _, err in ended) == kills
+    assert sum(err.count("restarted") for _, err in ended) == kills
     assert sum(len(out.splitlines()) for out, _ in ended) == 4
 
 

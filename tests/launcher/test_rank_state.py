@@ -1,6 +1,6 @@
-"""The states of a rank that may be started again."""
+"""The states of a rank that may be restarted."""
 
-from ringcomm.launcher.launched import LaunchedRank
+from ringcomm.launcher.rank_state import LaunchedRank
 
 
 def test_a_rank_that_joins_while_it_is_ended_keeps_its_deadline():

@@ -1,0 +1,43 @@
+"""A member of a session, and the end of its connection."""
+
+import socket
+import threading
+from dataclasses import replace
+
+import pytest
+
+from ringcomm import PeerLost
+from ringcomm.bootstrap.client import Client
+from ringcomm.bootstrap.endpoint import Endpoint, find_endpoint
+from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.server import serve_one_host
+from ringcomm.bootstrap.session import Start
+from ringcomm.bootstrap.wire.framing import MessageSocket, decode, encode
+
+
+def test_a_client_leaves_also_if_the_server_reads_late():
+    """Its last receive waited for nothing; `close` waits until there is room for its message."""
+    ours, theirs = map(MessageSocket, socket.socketpair())
+    with theirs:
+        theirs.send(encode("joined"))
+        client = Client(Endpoint("the server", lambda _: ours), "a session", Place(0, 1, "job"), 20)
+        assert client.receive(None, 0.0) is None
+        while ours.flush():
+            ours.send(encode("set", bytes(1 << 16), key="key"))
+        closing = threading.Thread(target=client.close)
+        closing.start()
+        join, *kept, last = [decode(message).kind for message in iter(lambda: theirs.recv(1 << 20), b"")]
+    closing.join()
+    assert (join, {*kept}, last) == ("join", {"set"}, "leave")
+
+
+def test_members_lose_their_server_at_once_if_its_thread_fails(monkeypatch):
+    failures = []
+    monkeypatch.setattr(threading, "excepthook", lambda failure: failures.append(failure.exc_type))
+    with serve_one_host(Place(0, 2, "job", "secret")) as first:
+        clients = [Client(find_endpoint(first), "a start", replace(first, rank=rank), 20) for rank in range(2)]
+        monkeypatch.setattr(Start, "poll", lambda _: 1 / 0)
+        for client in clients:
+            with client, pytest.raises(PeerLost, match=r"^the launcher has ended$"):
+                client.get("key", 20)
+    assert failures == [ZeroDivisionError]
