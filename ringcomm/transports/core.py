@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from ringcomm.adapters import CODES, TENSORS
-from ringcomm.completion import when_done
+from ringcomm.callbacks import when_done
 from ringcomm.errors import MismatchError, RingcommError, describe_error, raise_first_failure, refuse
 from ringcomm.native import NULL, STATUS, NativeFastPath, check, enumerators, ffi, lib
 from ringcomm.transports.contract import RECORDED_CALLS, CollectiveCall, Fused

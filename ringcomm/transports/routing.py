@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from ringcomm.adapters import ON_GPUS
-from ringcomm.completion import call_back
+from ringcomm.callbacks import call_back
 from ringcomm.devices.contract import Device, Pointer
 from ringcomm.errors import ArgumentError, RingcommError, describe_error, raise_first_failure, refuse
 from ringcomm.native import NULL, check, ffi, lib

@@ -65,7 +65,7 @@ def choose(kind):
 statuses = set()
 for function in sys.argv[1:]:
     call = getattr(lib, function)
-    for _ in range(30 if function.startswith("rc_probe_") else 300):  # a probe with valid numbers takes a while
+    for _ in range(30 if function.endswith("_latency") else 300):  # one with valid numbers takes a while
         arguments = [choose(kind) for kind in ffi.typeof(call).args]
         if function in ("rc_free", "rc_close", "rc_abort", "rc_shrink") and handle in arguments:
             continue

@@ -18,7 +18,7 @@ LAYERS = (
     ("__init__", "communicator", "elastic", "launcher", "objects", "pending", "start", "testing", "trace"),
     ("transports",),
     ("algorithms", "pipelining"),
-    ("adapters", "bootstrap", "completion", "devices", "shapes", "work"),
+    ("adapters", "bootstrap", "callbacks", "devices", "shapes", "work"),
     ("native",),
     ("config", "options", "types"),
     ("machine",),
@@ -47,7 +47,7 @@ OUTSIDERS = {
     "parameter_server": ("errors", "torch.timeouts"),
     "plan": ("algorithms", "config", "errors", "machine", "options", "pipelining"),
     "pretrained": ("errors", "parallel"),
-    "torch": ("bootstrap", "communicator", "completion", "config", "errors", "start", "transports", "types"),
+    "torch": ("bootstrap", "callbacks", "communicator", "config", "errors", "start", "transports", "types"),
 }
 # Names that only some modules may import or use.
 RESERVED = {
