@@ -115,7 +115,7 @@ class RoutingTransport:
 
     def _settle(self, collective: str) -> None:
         """Before a barrier, also that of ranks that leave, wait for all calls on GPUs."""
-        if collective in ("barrier", "close"):
+        if COLLECTIVES[collective].moves_as == "barrier":
             self._finish()
 
     def _finish(self) -> None:

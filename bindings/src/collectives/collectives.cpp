@@ -243,7 +243,7 @@ void run(CollectiveOp& op) {
         return call.on_gpus ? void() : alone(op);
     }
     if (call.on_gpus) return barrier(op);  // compares the calls
-    switch (moves_as(call.collective)) {
+    switch (collectives[call.collective].moves_as) {
         case RC_BARRIER: return barrier(op);
         case RC_BROADCAST: return broadcast(op);
         case RC_REDUCE: return reduce_to(op, call.root);
@@ -273,7 +273,7 @@ void Comm::run_collective(const CallRecord& call) {
     finish();
     if (call.late) *call.late = late_mismatch.has_value();
     // Not in a part of a call, with whose further parts the other ranks go on.
-    const bool is_part = call.late || moves_as(call.collective) != call.collective || call.on_gpus;
+    const bool is_part = call.late || collectives[call.collective].moves_as != call.collective || call.on_gpus;
     if (!is_part) check_calls();
 }
 
