@@ -1,4 +1,4 @@
-"""The tables of types.def: every dtype, operation, collective and CUDA kernel, and its code in C."""
+"""The tables of types.def: every dtype, operation, collective, path and CUDA kernel, and its code in C."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ringcomm.errors import ArgumentError, refuse, unknown
 
 __all__ = [
-    *("COLLECTIVES", "CPU_DTYPES", "DTYPES", "KERNELS", "ON_GPUS", "OPS", "PUBLIC", "REASONS", "REDUCING"),
+    *("COLLECTIVES", "CPU_DTYPES", "DTYPES", "KERNELS", "ON_GPUS", "OPS", "PATHS", "PUBLIC", "REASONS", "REDUCING"),
     *("REDUCING_KERNELS", "ROOTED", "TABLES", "WHOLE", "CollectiveSpec", "PremulSum", "premul_sum"),
     *("reducible", "reduction"),
 ]
@@ -88,6 +88,8 @@ PUBLIC = tuple(name for name, row in COLLECTIVES.items() if row.moves_as == name
 WHOLE = tuple(name for name, row in COLLECTIVES.items() if row.given == "ARRAY")
 REDUCING = tuple(name for name, row in COLLECTIVES.items() if row.reduces)
 ROOTED = tuple(name for name, row in COLLECTIVES.items() if row.rooted)
+
+PATHS = tuple(name for name, _ in _rows("PATH_ROW"))
 
 _KERNELS = _rows("KERNEL_ROW")
 KERNELS = {name: number for number, (name, *_) in enumerate(_KERNELS)}

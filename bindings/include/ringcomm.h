@@ -47,16 +47,9 @@ enum rc_collective {
     RC_COLLECTIVES
 };
 
-/* How the core does a collective. */
 enum rc_path {
-    RC_PATH_SINGLE,
-    RC_PATH_STAGED,
-    RC_PATH_ONE_SHOT,
-    RC_PATH_TWO_STAGE,
-    RC_PATH_SYMMETRIC,
-    RC_PATH_THREADS,
-    RC_PATH_CMA,
-    RC_PATH_PROGRAM, /* between hosts: `chunks` is the number of the program */
+#define PATH_ROW(name, NAME) RC_PATH_##NAME,
+#include "ringcomm/types.def"
     RC_PATHS
 };
 

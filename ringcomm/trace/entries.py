@@ -14,8 +14,7 @@ from ringcomm.native import lib
 from ringcomm.trace.files import MARK, NAMES, ON_GPU, WAIT, Clock, read_files
 from ringcomm.trace.jobs import check_one_job, job_ranks_of
 from ringcomm.trace.recorder import MARK_BYTES
-from ringcomm.transports.core import PATHS
-from ringcomm.types import COLLECTIVES, DTYPES
+from ringcomm.types import COLLECTIVES, DTYPES, PATHS
 
 __all__ = ["Call", "Recording", "read"]
 

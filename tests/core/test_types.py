@@ -8,7 +8,7 @@ from ringcomm.devices import emulated
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import describe
 from ringcomm.transports.contract import CollectiveCall
-from ringcomm.types import COLLECTIVES, CPU_DTYPES, DTYPES, ON_GPUS, OPS, PUBLIC
+from ringcomm.types import COLLECTIVES, CPU_DTYPES, DTYPES, ON_GPUS, OPS, PATHS, PUBLIC
 
 PREMUL_SUM = lib.RC_PREMUL_SUM
 
@@ -17,6 +17,7 @@ PREMUL_SUM = lib.RC_PREMUL_SUM
     ("codes", "enumeration"),
     [
         ({name: row.code for name, row in COLLECTIVES.items()}, "enum rc_collective"),
+        ({f"path_{name.replace('-', '_')}": code for code, name in enumerate(PATHS)}, "enum rc_path"),
         (DTYPES, "enum rc_dtype"),
         (
             {name: code for name, (code, _) in OPS.items()} | {"premul_sum": OPS[ringcomm.premul_sum(1)][0]},

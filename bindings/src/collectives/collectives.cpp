@@ -9,7 +9,6 @@ namespace {
 constexpr uint64_t REFRESH = uint64_t{1} << 32;  // calls
 
 void barrier(CollectiveOp& op) {
-    op.set_path(RC_PATH_STAGED);
     if (op.start(0, [] {})) op.await_starts();
 }
 
@@ -237,12 +236,11 @@ void alone(const CollectiveOp& op) {
 
 void run(CollectiveOp& op) {
     const CallRecord& call = op.call;
-    if (op.size == 1 && op.part == Part::START) return;
-    if (op.size == 1) {
-        op.set_path(RC_PATH_SINGLE);
-        return call.on_gpus ? void() : alone(op);
-    }
+    const rc_path path = staged_path(op.comm, call);
+    op.set_path(path);
+    if (path == RC_PATH_SINGLE) return op.part == Part::START || call.on_gpus ? void() : alone(op);
     if (call.on_gpus) return barrier(op);  // compares the calls
+    const auto reduce_to = path == RC_PATH_ONE_SHOT ? reduce_one_shot : reduce_in_two_stages;
     switch (collectives[call.collective].moves_as) {
         case RC_BARRIER: return barrier(op);
         case RC_BROADCAST: return broadcast(op);
