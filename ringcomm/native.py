@@ -22,7 +22,6 @@ __all__ = [
     "NativeFastPath",
     "StartedCall",
     "check",
-    "enumerators",
     "failure_observers",
     "ffi",
     "has_large_array",
@@ -120,14 +119,6 @@ else:
     os.register_at_fork(after_in_child=lib.rc_after_fork)
 
 NULL = ffi.NULL
-
-
-def enumerators(enum: str, prefix: str) -> list[str]:
-    """Return the names of an enum of ringcomm.h without their prefix, in the order of their values."""
-    if isinstance(ffi, _Missing):
-        return []
-    names = (name for _, name in sorted(ffi.typeof(enum).elements.items()))
-    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
 
 _ERRORS: dict[int, type[RingcommError]] = {

@@ -5,7 +5,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ringcomm.completion import call_back
+from ringcomm.callbacks import call_back
 from ringcomm.errors import Aborted, RingcommError
 from ringcomm.native import seconds
 from ringcomm.transports.contract import Pending

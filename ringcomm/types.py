@@ -1,4 +1,4 @@
-"""The tables: every dtype, operation, collective and CUDA kernel, and its code in C. The rows stand in types.def."""
+"""The tables of types.def: every dtype, operation, collective, path and CUDA kernel, and its code in C."""
 
 import re
 from dataclasses import dataclass
@@ -8,8 +8,9 @@ from typing import NamedTuple
 from ringcomm.errors import ArgumentError, refuse, unknown
 
 __all__ = [
-    *("COLLECTIVES", "CPU_DTYPES", "DTYPES", "KERNELS", "OPS", "REASONS", "REDUCING", "REDUCING_KERNELS", "ROOTED"),
-    *("TABLES", "WHOLE", "CollectiveSpec", "PremulSum", "premul_sum", "reducible", "reduction"),
+    *("COLLECTIVES", "CPU_DTYPES", "DTYPES", "KERNELS", "ON_GPUS", "OPS", "PATHS", "PUBLIC", "REASONS", "REDUCING"),
+    *("REDUCING_KERNELS", "ROOTED", "TABLES", "WHOLE", "CollectiveSpec", "PremulSum", "premul_sum"),
+    *("reducible", "reduction"),
 ]
 
 TABLES = Path(__file__).with_name("types.def")
@@ -23,7 +24,26 @@ class CollectiveSpec(NamedTuple):
     given_by: str
     got: str
     got_by: str
-    reduces: bool
+    kind: str
+    moves_as: str  # itself, unless it is internal
+
+    @property
+    def reduces(self) -> bool:
+        return self.kind == "REDUCES"
+
+    @property
+    def moves_data(self) -> bool:
+        return self.given != "NOTHING"
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether blocks move both ways, whose lengths may differ: counts to send, then counts to receive."""
+        return self.given == self.got == "BLOCKS"
+
+    @property
+    def synchronizes(self) -> bool:
+        """Whether no rank ends before all have begun."""
+        return self.given_by == self.got_by == "ALL"
 
     @property
     def rooted(self) -> bool:
@@ -60,17 +80,21 @@ DTYPES = {name: code for code, (name, *_) in enumerate(_DTYPES)}
 CPU_DTYPES = frozenset(DTYPES[name] for name, *_, reduced in _DTYPES if reduced == "CPU_AND_GPU")  # reduced there
 
 COLLECTIVES = {
-    name: CollectiveSpec(code, given, given_by, got, got_by, kind == "REDUCES")
+    name: CollectiveSpec(code, given, given_by, got, got_by, kind, kind[3:].lower() if kind.startswith("AS_") else name)
     for code, (name, _, given, given_by, got, got_by, kind) in enumerate(_rows("COLLECTIVE_ROW"))
 }
+PUBLIC = tuple(name for name, row in COLLECTIVES.items() if row.moves_as == name)  # methods of a Communicator
 # Of the others the count is that of a block of one rank.
 WHOLE = tuple(name for name, row in COLLECTIVES.items() if row.given == "ARRAY")
 REDUCING = tuple(name for name, row in COLLECTIVES.items() if row.reduces)
 ROOTED = tuple(name for name, row in COLLECTIVES.items() if row.rooted)
 
+PATHS = tuple(name for name, _ in _rows("PATH_ROW"))
+
 _KERNELS = _rows("KERNEL_ROW")
 KERNELS = {name: number for number, (name, *_) in enumerate(_KERNELS)}
-REDUCING_KERNELS = tuple(name for name, _, kind in _KERNELS if kind == "REDUCES")
+REDUCING_KERNELS = tuple(name for name, _, collective in _KERNELS if COLLECTIVES[collective.lower()].reduces)
+ON_GPUS = frozenset(collective.lower() for *_, collective in _KERNELS)
 REASONS = tuple(name for name, _ in _rows("REASON_ROW"))
 
 _OP_KINDS = {name: kinds.split(" | ") for name, _, _, kinds in _rows("OP_ROW")}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ringcomm.completion import call_back, when_done
+from ringcomm.callbacks import call_back, when_done
 from ringcomm.errors import RingcommError
 from ringcomm.native import StartedCall, ffi, seconds
 

@@ -47,16 +47,9 @@ enum rc_collective {
     RC_COLLECTIVES
 };
 
-/* How the core does a collective. */
 enum rc_path {
-    RC_PATH_SINGLE,
-    RC_PATH_STAGED,
-    RC_PATH_ONE_SHOT,
-    RC_PATH_TWO_STAGE,
-    RC_PATH_SYMMETRIC,
-    RC_PATH_THREADS,
-    RC_PATH_CMA,
-    RC_PATH_PROGRAM, /* between hosts: `chunks` is the number of the program */
+#define PATH_ROW(name, NAME) RC_PATH_##NAME,
+#include "ringcomm/types.def"
     RC_PATHS
 };
 
@@ -107,9 +100,9 @@ int rc_dtype_bytes(int dtype);
  * its whole part, from 1 to the most that 64 bits hold, and truncates. dst may be one of srcs. */
 int rc_reduce(void* dst, const void* const* srcs, int n, uint64_t count, int dtype, int op, double factor);
 /* What a cache line takes from one core to the other and back. */
-int rc_probe_line(int first, int second, double* ns);
+int rc_line_latency(int first, int second, double* ns);
 /* What a thread that sleeps on the core `sleeper` takes to wake up when one on the core `waker` wakes it. */
-int rc_probe_wake(int waker, int sleeper, uint64_t* ns);
+int rc_wake_latency(int waker, int sleeper, uint64_t* ns);
 
 /* CUDA kernels (kernels/cuda/), on a GPU or on the emulated device. Addresses are in device memory. */
 typedef struct {

@@ -225,7 +225,8 @@ void destroy(PyObject* self) {
 PyMethodDef methods[] = {
 #define MOVES(name, NAME) method<collective<RC_##NAME>>(#name),
 #define REDUCES MOVES
-#define INTERNAL(name, NAME)
+#define AS_ALL_GATHER(name, NAME)
+#define AS_BARRIER AS_ALL_GATHER
 #define COLLECTIVE_ROW(name, NAME, given, given_by, got, got_by, kind) kind(name, NAME)
 #include "ringcomm/types.def"
 #define BYTES_AND_OBJECTS(name, NAME) \

@@ -10,7 +10,7 @@
 namespace ringcomm::cuda {
 
 enum Kernel {
-#define KERNEL_ROW(name, NAME, kind) NAME,
+#define KERNEL_ROW(name, NAME, collective) NAME,
 #include "ringcomm/types.def"
     KERNELS
 };

@@ -4,12 +4,20 @@ Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all co
 message-passing systems", IEEE Transactions on Parallel and Distributed Systems 8 (1997).
 """
 
+from ringcomm.algorithms import closed_forms
 from ringcomm.algorithms.schedule import Block, Port, algorithm, joined
 
 __all__ = ["all_gather", "all_to_all"]
 
 
-@algorithm("bruck", "all_gather", steps="ceil(log2(n))", sent="S - S / n", scratch="S")
+@algorithm(
+    "bruck",
+    "all_gather",
+    steps="ceil(log2(n))",
+    sent="S - S / n",
+    scratch="S",
+    rounds=closed_forms.bruck_all_gather,
+)
 def all_gather(port: Port, blocks: list[Block]) -> None:
     """A rank that holds k consecutive blocks, its own first, gets the next k from the rank k positions ahead.
 
@@ -36,6 +44,7 @@ def all_gather(port: Port, blocks: list[Block]) -> None:
     steps="ceil(log2(n))",
     sent="S / n * bits(n)",
     scratch="S + 2 * S / n * (n // 2)",
+    rounds=closed_forms.bruck_all_to_all,
     equal_blocks=True,
 )
 def all_to_all(port: Port, blocks: list[Block], out: list[Block]) -> None:

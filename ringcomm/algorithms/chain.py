@@ -3,8 +3,10 @@
 Worringen, "Pipelining and overlapping for MPI collective operations", IEEE Conf. on Local Computer Networks (2003).
 """
 
+from collections.abc import Iterator
 from itertools import pairwise
 
+from ringcomm.algorithms import closed_forms
 from ringcomm.algorithms.schedule import Block, Formula, Port, algorithm, even
 
 __all__ = ["broadcast"]
@@ -15,7 +17,11 @@ __all__ = ["broadcast"]
 PIECES = Formula("max(1, ceil(sqrt((n - 2) * S / 4096)))")
 
 
-@algorithm("chain", "broadcast", steps=f"n - 2 + {PIECES}", sent="S")
+def _rounds(size: int, elements: float) -> Iterator[closed_forms.CostTerm]:
+    return closed_forms.chain(size, elements, int(PIECES(size, int(elements))))
+
+
+@algorithm("chain", "broadcast", steps=f"n - 2 + {PIECES}", sent="S", rounds=_rounds)
 def broadcast(port: Port, data: Block, root: int) -> None:
     """Each rank receives the array piece by piece from the previous rank, and forwards it to the next.
 

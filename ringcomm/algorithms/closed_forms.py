@@ -1,4 +1,4 @@
-"""The cost of each algorithm in closed form: the rounds of the slowest rank, on any number of ranks.
+"""Costs in closed form: the rounds of the slowest rank, on any number of ranks, for n ranks and an array of S elements.
 
 Recording is practical for some hundreds of ranks, not for 100,000, and too slow for selecting an algorithm per call.
 The formulas hold for arrays that divide evenly, and assume that copying a block is faster than sending it.
@@ -6,12 +6,25 @@ The formulas hold for arrays that divide evenly, and assume that copying a block
 
 # ruff: noqa: N803 (S, as in the formulas)
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from ringcomm.algorithms.chain import PIECES
-
-__all__ = ["CLOSED_FORMS", "CostTerm"]
+__all__ = [
+    "CostTerm",
+    "bruck_all_gather",
+    "bruck_all_to_all",
+    "chain",
+    "dissemination",
+    "doubling",
+    "halving_doubling",
+    "pairwise",
+    "reducing_ring",
+    "reducing_tree",
+    "ring",
+    "ring_all_reduce",
+    "tree",
+    "tree_blocks",
+]
 
 
 class CostTerm(NamedTuple):
@@ -36,8 +49,12 @@ def ring(n: int, S: float, work: float = 0) -> Iterator[CostTerm]:
     yield CostTerm(n - 1, S / n, n, senders=1, work=work / n)
 
 
+def reducing_ring(n: int, S: float) -> Iterator[CostTerm]:
+    return ring(n, S, work=S)
+
+
 def ring_all_reduce(n: int, S: float) -> Iterator[CostTerm]:
-    yield from ring(n, S, work=S)
+    yield from reducing_ring(n, S)
     yield from ring(n, S)
 
 
@@ -73,6 +90,10 @@ def tree(n: int, S: float, work: float = 0) -> Iterator[CostTerm]:
     yield from (CostTerm(1, S, within(n, part), senders=1, work=work) for part in parts(n))
 
 
+def reducing_tree(n: int, S: float) -> Iterator[CostTerm]:
+    return tree(n, S, work=S)
+
+
 def tree_blocks(n: int, S: float) -> Iterator[CostTerm]:
     yield from (CostTerm(1, part // 2 * S / n, within(n, part), senders=1) for part in parts(n))
     # Ranks that forward blocks keep them in scratch memory, and copy their own. One of them finishes as late as the
@@ -88,8 +109,7 @@ def parts(n: int) -> Iterator[int]:
         n = (n + 1) // 2
 
 
-def chain(n: int, S: float) -> Iterator[CostTerm]:
-    pieces = int(PIECES(n, int(S)))
+def chain(n: int, S: float, pieces: int) -> Iterator[CostTerm]:
     yield CostTerm(n - 2 + pieces, S / pieces, n, senders=1)
 
 
@@ -122,22 +142,3 @@ def within(n: int, group: int) -> int:
 
 def is_power_of_two(n: int) -> bool:
     return n & n - 1 == 0
-
-
-# By collective and name: functions of the number of ranks and the elements of the larger array.
-CLOSED_FORMS: dict[tuple[str, str], Callable[[int, float], Iterator[CostTerm]]] = {
-    ("all_reduce", "ring"): ring_all_reduce,
-    ("all_reduce", "recursive_doubling"): doubling,
-    ("all_reduce", "halving_doubling"): halving_doubling,
-    ("reduce_scatter", "ring"): lambda n, S: ring(n, S, work=S),
-    ("all_gather", "ring"): ring,
-    ("all_gather", "bruck"): bruck_all_gather,
-    ("broadcast", "tree"): tree,
-    ("broadcast", "chain"): chain,
-    ("reduce", "tree"): lambda n, S: tree(n, S, work=S),
-    ("gather", "tree"): tree_blocks,
-    ("scatter", "tree"): tree_blocks,
-    ("all_to_all", "pairwise"): pairwise,
-    ("all_to_all", "bruck"): bruck_all_to_all,
-    ("barrier", "dissemination"): dissemination,
-}

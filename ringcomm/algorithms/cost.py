@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ringcomm.algorithms.closed_forms import CLOSED_FORMS, CostTerm
+from ringcomm.algorithms.closed_forms import CostTerm
 from ringcomm.algorithms.schedule import Algorithm
 from ringcomm.algorithms.schedule_table import ScheduleTable
 
@@ -87,4 +87,4 @@ def bound(terms: Iterable[CostTerm], size: int, item: float, cluster: Cluster) -
 
 def closed_form(algorithm: Algorithm, size: int, elements: float, item: float, cluster: Cluster) -> float:
     """Return the `bound` of an algorithm for `elements` in the larger array."""
-    return bound(CLOSED_FORMS[algorithm.collective, algorithm.name](size, elements), size, item, cluster)
+    return bound(algorithm.rounds(size, elements), size, item, cluster)

@@ -3,12 +3,13 @@
 Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", Int. J. Parallel Programming 17 (1988).
 """
 
+from ringcomm.algorithms import closed_forms
 from ringcomm.algorithms.schedule import Port, algorithm
 
 __all__ = ["barrier"]
 
 
-@algorithm("dissemination", "barrier", steps="ceil(log2(n))", sent="0")
+@algorithm("dissemination", "barrier", steps="ceil(log2(n))", sent="0", rounds=closed_forms.dissemination)
 def barrier(port: Port) -> None:
     """In step k each rank signals the rank 2 ** k ahead; at the end it has a direct or indirect signal from all.
 

@@ -9,6 +9,7 @@ from typing import Any
 from ringcomm.algorithms.block_transfers import BlockTransfer, block_transfers, runs
 from ringcomm.algorithms.schedule import ALGORITHMS, Algorithm
 from ringcomm.errors import ArgumentError, RingcommError
+from ringcomm.types import COLLECTIVES
 
 __all__ = ["GRAY", "INK", "PALE", "add_arguments", "label", "offsets", "run", "save", "sheet"]
 
@@ -137,7 +138,7 @@ def facts(algorithm: Algorithm, size: int, steps: int) -> str:
 
 def legend(algorithm: Algorithm, found: list[BlockTransfer], blocks: int) -> str:
     labels = {label(arrow.blocks, blocks) for arrow in found}
-    whose = "the ranks that blocks are for" if algorithm.collective == "all_to_all" else "blocks of the array"
+    whose = "the ranks that blocks are for" if COLLECTIVES[algorithm.collective].exchanges else "blocks of the array"
     words = [f"numbers: {whose}"] * any(text[:1].isdigit() for text in labels)
     words += ["×: number of blocks"] * any(text.startswith("×") for text in labels)
     words += ["\N{CIRCLED PLUS} reduced into the receiver's data"] * any(arrow.reduced for arrow in found)

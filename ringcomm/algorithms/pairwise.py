@@ -1,11 +1,12 @@
 """Pairwise exchange: in step d each rank sends to the rank d ahead and receives from the rank d behind."""
 
+from ringcomm.algorithms import closed_forms
 from ringcomm.algorithms.schedule import Block, Port, algorithm
 
 __all__ = ["all_to_all"]
 
 
-@algorithm("pairwise", "all_to_all", steps="n - 1", sent="S - S / n", in_place=False)
+@algorithm("pairwise", "all_to_all", steps="n - 1", sent="S - S / n", rounds=closed_forms.pairwise, in_place=False)
 def all_to_all(port: Port, blocks: list[Block], out: list[Block]) -> None:
     """Each block goes directly to its destination.
 

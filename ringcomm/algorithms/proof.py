@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ringcomm.algorithms.lockstep import Elements, RankMemory, call_layout, execute
 from ringcomm.algorithms.schedule import IN, Algorithm, Block, Copy, Lengths, Schedule, Step, even, record
-from ringcomm.types import COLLECTIVES, ROOTED, WHOLE
+from ringcomm.types import COLLECTIVES, ROOTED
 
 __all__ = ["prove"]
 
@@ -51,15 +51,14 @@ class _Call:
 
 
 def _lengths(collective: str, rows: tuple[int, ...]) -> list[Lengths]:
-    """Return the lengths of each rank. In an all_to_all each rank has the blocks in another order."""
-    size = len(rows)
-    match collective:
-        case "barrier":
-            return [Lengths(())] * size
-        case "all_to_all":
-            matrix = [tuple(rows[(2 * dest + source) % size] for dest in range(size)) for source in range(size)]
-            return [Lengths(*pair) for pair in zip(matrix, zip(*matrix, strict=True), strict=True)]
-    return [Lengths(even(sum(rows), size) if collective in WHOLE else rows)] * size
+    """Return the lengths of each rank. In an exchange each rank has the blocks in another order."""
+    size, row = len(rows), COLLECTIVES[collective]
+    if not row.moves_data:
+        return [Lengths(())] * size
+    if row.exchanges:
+        matrix = [tuple(rows[(2 * dest + source) % size] for dest in range(size)) for source in range(size)]
+        return [Lengths(*pair) for pair in zip(matrix, zip(*matrix, strict=True), strict=True)]
+    return [Lengths(even(sum(rows), size) if row.given == "ARRAY" else rows)] * size
 
 
 def _calls(algorithm: Algorithm, size: int) -> Iterator[tuple[tuple[int, ...], bool]]:
@@ -109,7 +108,7 @@ def _prove_call(call: _Call) -> None:
             )
             text = f"rank {rank} ends with {memory.describe(got)} in OUT[{index}], expected {memory.describe(right)}"
             raise AssertionError(text)
-        if call.algorithm.collective == "barrier" and heard_from[rank] != memory.everyone:
+        if not COLLECTIVES[call.algorithm.collective].moves_data and heard_from[rank] != memory.everyone:
             missing = [other for other in range(size) if not heard_from[rank] >> other & 1]
             raise AssertionError(f"rank {rank} leaves without a signal from {missing}")
     _compare(call.algorithm, "steps", steps, size, sum(call.counts))

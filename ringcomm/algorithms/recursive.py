@@ -8,6 +8,7 @@ Computing Applications 19 (2005).
 
 from collections.abc import Callable
 
+from ringcomm.algorithms import closed_forms
 from ringcomm.algorithms.schedule import Block, Port, algorithm, even
 
 __all__ = ["doubling", "halving_doubling"]
@@ -21,6 +22,7 @@ Core = Callable[[Port, Block, int, list[int]], None]
     steps="log2(p) + 2 * (p < n)",
     sent="S * log2(p) + S * (p < n)",
     scratch="S",
+    rounds=closed_forms.doubling,
 )
 def doubling(port: Port, data: Block) -> None:
     """Partners exchange and add whole arrays; each round doubles the number of ranks in each sum.
@@ -48,6 +50,7 @@ def _double(port: Port, data: Block, me: int, ranks: list[int]) -> None:
     "all_reduce",
     steps="2 * log2(p) + 2 * (p < n)",
     sent="2 * (S - S / p) + S * (p < n)",
+    rounds=closed_forms.halving_doubling,
 )
 def halving_doubling(port: Port, data: Block) -> None:
     """Rabenseifner's algorithm: reduce-scatter by recursive halving, then all-gather by recursive doubling.

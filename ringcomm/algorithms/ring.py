@@ -4,6 +4,7 @@ Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of work
 69 (2009): no all_reduce sends less than 2 (n - 1) / n of the array, and a ring keeps all links busy.
 """
 
+from ringcomm.algorithms import closed_forms
 from ringcomm.algorithms.schedule import Block, Port, algorithm, even
 
 __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
@@ -15,6 +16,7 @@ __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
     steps="n - 1",
     sent="S - S / n",
     scratch="2 * S / n if n > 2 else 0",
+    rounds=closed_forms.reducing_ring,
 )
 def reduce_scatter(port: Port, blocks: list[Block], out: Block) -> None:
     """The partial sum of each block travels once around the ring to its destination; each rank adds its share.
@@ -34,7 +36,7 @@ def reduce_scatter(port: Port, blocks: list[Block], out: Block) -> None:
         outgoing = incoming
 
 
-@algorithm("ring", "all_gather", steps="n - 1", sent="S - S / n")
+@algorithm("ring", "all_gather", steps="n - 1", sent="S - S / n", rounds=closed_forms.ring)
 def all_gather(port: Port, blocks: list[Block]) -> None:
     """Each block travels around the ring; each rank stores and forwards it.
 
@@ -45,7 +47,7 @@ def all_gather(port: Port, blocks: list[Block]) -> None:
         port.exchange(blocks[(rank - step) % n], (rank + 1) % n, blocks[(rank - 1 - step) % n], (rank - 1) % n)
 
 
-@algorithm("ring", "all_reduce", steps="2 * (n - 1)", sent="2 * (S - S / n)")
+@algorithm("ring", "all_reduce", steps="2 * (n - 1)", sent="2 * (S - S / n)", rounds=closed_forms.ring_all_reduce)
 def all_reduce(port: Port, data: Block) -> None:
     """Reduce-scatter, then all-gather, with the sums in the array itself: best for long arrays.
 

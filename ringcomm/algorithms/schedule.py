@@ -4,7 +4,7 @@ An algorithm depends on ranks and lengths, never on values. So one rank's schedu
 without data, once per length. Schedules are proved (ringcomm.algorithms.proof), simulated, drawn and executed.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import accumulate, pairwise
@@ -12,6 +12,7 @@ from math import ceil, log2, sqrt
 from types import CodeType
 from typing import NamedTuple
 
+from ringcomm.algorithms.closed_forms import CostTerm
 from ringcomm.types import COLLECTIVES
 
 __all__ = [
@@ -197,12 +198,15 @@ def _bits(size: int) -> int:
     return sum(number.bit_count() for number in range(size))
 
 
+Rounds = Callable[[int, float], Iterable[CostTerm]]
+
+
 @dataclass(frozen=True, slots=True)
 class Algorithm:
     """A function over a port, with its costs.
 
     `steps` is the longest chain of dependent exchanges. `sent` and `scratch` are the elements that a rank sends and
-    allocates at most, if the array divides evenly.
+    allocates at most, if the array divides evenly. `rounds` is the cost in closed form, of ranks and elements.
     """
 
     name: str
@@ -211,6 +215,7 @@ class Algorithm:
     steps: Formula
     sent: Formula
     scratch: Formula
+    rounds: Rounds
     equal_blocks: bool
     in_place: bool
 
@@ -228,18 +233,19 @@ def algorithm(
     *,
     steps: str,
     sent: str,
+    rounds: Rounds,
     scratch: str = "0",
     equal_blocks: bool = False,
     in_place: bool = True,
 ) -> Callable[[Callable[..., None]], Algorithm]:
-    """Register a function in ALGORITHMS with its cost formulas.
+    """Register a function in ALGORITHMS with its costs, as `Algorithm` has them.
 
     `equal_blocks`: all blocks must have one length. `in_place`: input and output may share memory.
     """
 
     def register(function: Callable[..., None]) -> Algorithm:
         formulas = Formula(steps), Formula(sent), Formula(scratch)
-        registered = Algorithm(name, collective, function, *formulas, equal_blocks, in_place)
+        registered = Algorithm(name, collective, function, *formulas, rounds, equal_blocks, in_place)
         names = ALGORITHMS.setdefault(collective, {})
         assert name not in names, f"duplicate algorithm {name} for {collective}"
         names[name] = registered

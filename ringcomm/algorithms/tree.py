@@ -9,6 +9,7 @@ and Computation: Practice and Experience 19 (2007).
 
 from typing import NamedTuple
 
+from ringcomm.algorithms import closed_forms
 from ringcomm.algorithms.schedule import Block, Port, algorithm, joined
 
 __all__ = ["broadcast", "gather", "reduce", "scatter"]
@@ -23,7 +24,7 @@ class Branch(NamedTuple):
     end: int
 
 
-@algorithm("tree", "broadcast", steps="ceil(log2(n))", sent="S * ceil(log2(n))")
+@algorithm("tree", "broadcast", steps="ceil(log2(n))", sent="S * ceil(log2(n))", rounds=closed_forms.tree)
 def broadcast(port: Port, data: Block, root: int) -> None:
     """Each rank that has the array sends it to one rank of the half that has not.
 
@@ -36,7 +37,14 @@ def broadcast(port: Port, data: Block, root: int) -> None:
             port.send(data, branch.child)
 
 
-@algorithm("tree", "reduce", steps="ceil(log2(n))", sent="S", scratch="S if n > 3 else 0")
+@algorithm(
+    "tree",
+    "reduce",
+    steps="ceil(log2(n))",
+    sent="S",
+    scratch="S if n > 3 else 0",
+    rounds=closed_forms.reducing_tree,
+)
 def reduce(port: Port, data: Block, out: Block, root: int) -> None:
     """The reverse of a broadcast: a rank adds the sums of its children to its own array, and sends the total on.
 
@@ -54,7 +62,14 @@ def reduce(port: Port, data: Block, out: Block, root: int) -> None:
             sums = space
 
 
-@algorithm("tree", "gather", steps="ceil(log2(n))", sent="S / n * (n // 2)", scratch="S / n * (n // 2) if n > 3 else 0")
+@algorithm(
+    "tree",
+    "gather",
+    steps="ceil(log2(n))",
+    sent="S / n * (n // 2)",
+    scratch="S / n * (n // 2) if n > 3 else 0",
+    rounds=closed_forms.tree_blocks,
+)
 def gather(port: Port, data: Block, blocks: list[Block], root: int) -> None:
     """A rank collects the blocks of the ranks that it represents, and sends them on as one block.
 
@@ -72,7 +87,14 @@ def gather(port: Port, data: Block, blocks: list[Block], root: int) -> None:
             port.recv(subtree, branch.child)
 
 
-@algorithm("tree", "scatter", steps="ceil(log2(n))", sent="S - S / n", scratch="S / n * (n // 2) if n > 3 else 0")
+@algorithm(
+    "tree",
+    "scatter",
+    steps="ceil(log2(n))",
+    sent="S - S / n",
+    scratch="S / n * (n // 2) if n > 3 else 0",
+    rounds=closed_forms.tree_blocks,
+)
 def scatter(port: Port, blocks: list[Block], out: Block, root: int) -> None:
     """The reverse of a gather: a rank gets the blocks of the ranks that it represents, and forwards all but its own.
 

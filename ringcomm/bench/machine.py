@@ -65,7 +65,7 @@ def line_seconds() -> float:
     """Return what a cache line takes from one core to another and back; on a virtual machine it changes at times."""
     first, *_, last = [*sorted(topology.cores())] * 2
     ns = ffi.new("double *")
-    check(lib.rc_probe_line(first, last, ns))
+    check(lib.rc_line_latency(first, last, ns))
     return float(ns[0]) * 1e-9
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Iterator
-from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from ringcomm.launcher.launch import launch
 from ringcomm.machine import tuning
 from ringcomm.machine.memory import available, require
 from ringcomm.options import readable, whole
+from ringcomm.types import COLLECTIVES, PUBLIC
 
 __all__ = ["PATHS", "add_arguments", "run"]
 
@@ -23,8 +23,6 @@ LEAST_LARGEST = 1 << 20
 SIZES = [4 << i for i in range(25)]  # 4 B to LARGEST, of the larger array
 ARRAYS = 4  # of the largest size, on each rank
 RANK_BYTES = 64 << 20  # about what a rank needs besides, with its part of the arena
-
-COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "gather", "reduce_scatter", "scatter", "all_to_all")
 
 PATHS = {
     "single": "one rank: nothing to communicate",
@@ -106,28 +104,26 @@ def call_all(comm: Communicator, largest: int = LARGEST) -> list[TracedCall]:
     }
     return [
         call
-        for collective in COLLECTIVES
+        for collective in PUBLIC
+        if COLLECTIVES[collective].moves_data
         for memory, (source, target) in buffers.items()
         for call in call_each_size(comm, collective, memory, source, target)
     ]
 
 
 def call_each_size(comm: Communicator, collective: str, memory: str, source: Any, target: Any) -> Iterator[TracedCall]:
+    """Call a collective at each size: in place on an array of one shape, else from `source` into `target`."""
+    row = COLLECTIVES[collective]
+    call = getattr(comm, collective)
+    options = {"op": "max"} if row.reduces else {}
     for size in (size for size in SIZES if size <= source.nbytes):
         block = max(1, size // 4 // comm.size)
         whole, out = (
             array.view(np.float32)[: block * comm.size].reshape(comm.size, block) for array in (source, target)
         )
-        x, mine = source.view(np.float32)[: max(1, size // 4)], target.view(np.float32)[:block]
-        calls = {
-            "all_reduce": partial(comm.all_reduce, x, "max"),
-            "reduce": partial(comm.reduce, x, "max"),
-            "broadcast": partial(comm.broadcast, x),
-            "all_gather": partial(comm.all_gather, whole[0], out),
-            "gather": partial(comm.gather, whole[0], out),
-            "reduce_scatter": partial(comm.reduce_scatter, whole, "max", mine),
-            "scatter": partial(comm.scatter, whole if comm.rank == 0 else None, mine),
-            "all_to_all": partial(comm.all_to_all, whole, out),
-        }
-        calls[collective]()
+        if row.given == "ARRAY":
+            call(source.view(np.float32)[: max(1, size // 4)], **options)
+        else:
+            x = whole if row.given == "BLOCKS" else whole[0]
+            call(x if row.gives(comm.rank, 0) else None, out=out if row.got == "BLOCKS" else out[0], **options)
         yield TracedCall(collective, memory, size, *comm._transport.path())

@@ -6,7 +6,7 @@ from functools import lru_cache
 from ringcomm import ArgumentError
 from ringcomm.algorithms import ALGORITHMS, Algorithm, record
 from ringcomm.algorithms.cost import CLUSTER, Cluster, LinkCost, closed_form, schedule_cost
-from ringcomm.algorithms.link_cost import LINKS, link_facts, link_parameters
+from ringcomm.algorithms.link_parameters import LINKS, link_facts, link_parameters
 from ringcomm.algorithms.schedule import Lengths, even
 from ringcomm.algorithms.schedule_table import ScheduleTable
 from ringcomm.algorithms.select import hierarchy

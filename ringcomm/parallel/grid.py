@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from ringcomm.errors import ArgumentError, describe_error, integer, raise_first_failure, refuse
+from ringcomm.layout_rules import check
 from ringcomm.torch.timeouts import timeout_of
 
 __all__ = ["Axis", "Grid", "on_error"]
@@ -106,8 +107,7 @@ class Grid:
             product = " · ".join(f"{name} {size}" for name, size in sizes.items())
             got = f"{product} = {prod(sizes.values())}"
             raise refuse("size of the grid", f"that of the world, {dist.get_world_size()}", got)
-        if dp % integer("ep", ep, 1):
-            raise refuse("ep", f"a divisor of dp = {dp}", ep)
+        check(ep=integer("ep", ep, 1), dp=dp)
         ranks = torch.arange(pp * dp * cp * tp).reshape(pp, dp, cp, tp)
         experts = ranks.reshape(pp, dp // ep, ep, cp, tp)
         pipelines = _lines(ranks, 0)

@@ -29,7 +29,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import NamedTuple
 
-from ringcomm.errors import integer, refuse, unknown
+from ringcomm.errors import integer, unknown
+from ringcomm.layout_rules import CHUNKS, check
 from ringcomm.pipelining.zero_bubble import zb_h1, zbv
 
 __all__ = [
@@ -144,7 +145,6 @@ WARMUPS: dict[str, Callable[[int, int, int, int], int]] = {
 }
 SPLIT_BACKWARD = {"zb-h1": zb_h1, "zbv": zbv}
 SCHEDULES = (*WARMUPS, *SPLIT_BACKWARD)
-CHUNKS = {"interleaved": 2, "zbv": 2}  # by default; the others have 1
 
 
 def make_schedule(name: str, ranks: int, micro_batches: int, chunks: int | None = None) -> PipelineSchedule:
@@ -164,14 +164,10 @@ def make_schedule(name: str, ranks: int, micro_batches: int, chunks: int | None 
     """
     if name not in SCHEDULES:
         raise unknown("schedule", name, SCHEDULES)
-    default = CHUNKS.get(name, 1)
-    chunks = default if chunks is None else chunks
+    chunks = CHUNKS.get(name, 1) if chunks is None else chunks
     for what, number in (("ranks", ranks), ("micro-batches", micro_batches), ("chunks", chunks)):
         integer(what, number, 1)
-    if chunks < default or (chunks > default and name != "interleaved"):
-        raise refuse(f"chunks of {name}", f"{'at least ' * (name == 'interleaved')}{default} per rank", chunks)
-    if name == "interleaved" and micro_batches % ranks:
-        raise refuse("micro-batches of interleaved", f"a multiple of {ranks} ranks", micro_batches)
+    check(schedule=name, chunks=chunks, pp=ranks, micro_batches=micro_batches)
     if name in SPLIT_BACKWARD:
         rows = [numbered(SPLIT_BACKWARD[name](rank, ranks, micro_batches), micro_batches) for rank in range(ranks)]
     else:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ringcomm import RingcommError, Work
-from ringcomm.completion import inside_callback
+from ringcomm.callbacks import inside_callback
 from ringcomm.torch import observers
 from ringcomm.torch.compat import inflight
 from ringcomm.torch.compat.native import result_after

@@ -14,13 +14,11 @@ from ringcomm.native import lib
 from ringcomm.trace.files import MARK, NAMES, ON_GPU, WAIT, Clock, read_files
 from ringcomm.trace.jobs import check_one_job, job_ranks_of
 from ringcomm.trace.recorder import MARK_BYTES
-from ringcomm.transports.core import PATHS
-from ringcomm.types import COLLECTIVES, DTYPES
+from ringcomm.types import COLLECTIVES, DTYPES, PATHS
 
 __all__ = ["Call", "Recording", "read"]
 
 NAME_AT = 24  # bytes, in the entry of a mark
-TOGETHER = ("barrier", "all_reduce", "all_gather", "reduce_scatter", "all_to_all")  # no rank ends before all have begun
 
 
 @dataclass(slots=True)
@@ -150,7 +148,7 @@ def _align(recordings: list[Recording]) -> None:
     ends: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)  # by group and epoch, of each host
     for each in recordings:
         for call in each.calls:
-            if call.name in TOGETHER and call.epoch and not call.failed:
+            if call.kind == "collective" and call.epoch and COLLECTIVES[call.name].synchronizes and not call.failed:
                 ends[each.group, call.epoch].setdefault(each.host, call.end)
     hosts = list(dict.fromkeys(each.host for each in recordings))
     offsets = {hosts[0]: 0.0}

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.contract import CollectiveCall
-from ringcomm.types import COLLECTIVES, WHOLE
+from ringcomm.types import COLLECTIVES
 
 __all__ = ["Blockwise", "Bytes", "describe"]
 
@@ -29,20 +29,20 @@ class Blockwise:
     """A collective, and the lengths of its arrays and blocks."""
 
     def __init__(self, rank: int, size: int, name: str, call: CollectiveCall) -> None:
-        n, me = size, rank
+        n, me, row = size, rank, COLLECTIVES[name]
         self.name, self.n, self.me = name, n, me
         self.source, self.target, count, dtype, op, factor, root, counts, _ = call
         self.dtype, self.op, self.factor, self.root = dtype, op, factor, root
-        self.item = lib.rc_dtype_bytes(dtype) if name != "barrier" else 1
-        whole = name in WHOLE
+        self.item = lib.rc_dtype_bytes(dtype) if row.moves_data else 1
+        whole, by_pairs = row.given == "ARRAY", row.exchanges and counts != ffi.NULL
         rows = [count] * n if counts == ffi.NULL else [counts[rank] for rank in range(n)]
         self.recv_rows = rows
-        if name == "all_to_all" and counts != ffi.NULL:
+        if by_pairs:
             self.recv_rows = [counts[n + rank] for rank in range(n)]
-        self.rows = [0] * n if name == "barrier" else rows
+        self.rows = rows if row.moves_data else [0] * n
         self.joined = sum(rows) if not whole else count
         self.count = count if whole else rows[me]
-        sizes = self.count if counts == ffi.NULL else None if name == "all_to_all" else tuple(rows)
+        sizes = self.count if counts == ffi.NULL else None if by_pairs else tuple(rows)
         self.description = describe(name, dtype, sizes, op, factor, root)
 
     def counts(self) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 
-from ringcomm.completion import call_back, call_back_apart
+from ringcomm.callbacks import call_back, call_back_apart
 from ringcomm.errors import Aborted, CollectiveTimeout, RingcommError
 from ringcomm.machine.threads import start_thread
 

@@ -6,17 +6,15 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from ringcomm.adapters import CODES, TENSORS
-from ringcomm.completion import when_done
+from ringcomm.callbacks import when_done
 from ringcomm.errors import MismatchError, RingcommError, describe_error, raise_first_failure, refuse
-from ringcomm.native import NULL, STATUS, NativeFastPath, check, enumerators, ffi, lib
+from ringcomm.native import NULL, STATUS, NativeFastPath, check, ffi, lib
 from ringcomm.transports.contract import RECORDED_CALLS, CollectiveCall, Fused
-from ringcomm.types import COLLECTIVES, DTYPES, OPS
+from ringcomm.types import COLLECTIVES, DTYPES, OPS, PATHS
 from ringcomm.work import StartedWork
 
-__all__ = ["PATHS", "NativeTransport", "NativeWork", "by_rank"]
+__all__ = ["NativeTransport", "NativeWork", "by_rank"]
 
-# How the core did a collective, by enum rc_path: "one-shot" for RC_PATH_ONE_SHOT.
-PATHS = tuple(name.lower().replace("_", "-") for name in enumerators("enum rc_path", "RC_PATH_"))
 REGROUPING = {"shrink": lib.RC_REGROUPING_SHRINK, "grow": lib.RC_REGROUPING_GROW}
 FACT_BYTES = 2048  # of a fact in `all_gather_facts`: the same on all ranks, and enough for those that use it
 CALL_BYTES = 256  # of a call in a report, at most

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from ringcomm.completion import when_done
+from ringcomm.callbacks import when_done
 from ringcomm.native import ffi, native_requests
 
 __all__ = [

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from ringcomm.adapters import ON_GPUS
-from ringcomm.completion import call_back
+from ringcomm.callbacks import call_back
 from ringcomm.devices.contract import Device, Pointer
 from ringcomm.errors import ArgumentError, RingcommError, describe_error, raise_first_failure, refuse
 from ringcomm.native import NULL, check, ffi, lib
@@ -115,7 +115,7 @@ class RoutingTransport:
 
     def _settle(self, collective: str) -> None:
         """Before a barrier, also that of ranks that leave, wait for all calls on GPUs."""
-        if collective in ("barrier", "close"):
+        if COLLECTIVES[collective].moves_as == "barrier":
             self._finish()
 
     def _finish(self) -> None:

@@ -188,7 +188,7 @@ def _answer(members: Sequence[int], hellos: list[dict[str, Any]]) -> tuple[dict[
 def _wake_ns(cores: list[list[int]]) -> int:
     """Measure what a sleeping rank takes to wake up, given the cores of each rank: how long to spin follows from it."""
     ns = ffi.new("uint64_t *")
-    check(lib.rc_probe_wake(cores[0][0], cores[-1][-1], ns))
+    check(lib.rc_wake_latency(cores[0][0], cores[-1][-1], ns))
     log.debug("waking a rank: %.3g us", ns[0] * 1e-3)
     return int(ns[0])
 

@@ -30,7 +30,7 @@ def test_the_page_of_algorithms_is_current():
 
 def test_two_algorithms_of_a_collective_have_different_names():
     with pytest.raises(AssertionError, match="duplicate algorithm ring"):
-        algorithm("ring", "all_reduce", steps="0", sent="0")(ring.all_reduce.function)
+        algorithm("ring", "all_reduce", steps="0", sent="0", rounds=ring.all_reduce.rounds)(ring.all_reduce.function)
 
 
 def test_a_long_array_passes_a_chain_in_pieces():

@@ -30,7 +30,7 @@ from ringcomm.algorithms.schedule import Lengths, even
 from ringcomm.testing import connect_threads, run_threads
 from ringcomm.transports import network
 from ringcomm.transports.network.recorder import number_of_chunks
-from ringcomm.types import REDUCING, PremulSum
+from ringcomm.types import COLLECTIVES, PremulSum
 
 CHUNK = 1 << 10  # bytes of a chunk of what is staged between GPUs, with the fixture small_chunks
 ONE_SHOT = 64  # bytes that travel with the agreement on the call, at least
@@ -74,7 +74,7 @@ def algorithms(layout, collectives):
 def exact_cases(collective):
     """Return cases of a collective; reductions have operations whose result does not depend on the order."""
     for case in pairwise({**AXES, "collective": [collective]}):
-        if collective not in REDUCING:
+        if not COLLECTIVES[collective].reduces:
             yield case
         elif ops := [op for op in OPS if legal(case.dtype, op) and (case.dtype, op) not in ROUNDED]:
             yield case._replace(op=ops[case.salt % len(ops)])

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cases.reference import assert_same, filled, numpy_dtype, reduced
-from ringcomm.types import REDUCING, ROOTED
+from ringcomm.types import COLLECTIVES, ROOTED
 
 MARGIN, UNTOUCHED = 64, 0xA5  # bytes around every array, and what they hold
 
@@ -234,7 +234,7 @@ def start(comm, case, segment, arrays=None):
         options["out"] = out
     if case.collective in ROOTED:
         options["root"] = case.root % comm.size
-    if case.collective in REDUCING:
+    if COLLECTIVES[case.collective].reduces:
         options["op"] = case.op
     returned = getattr(comm, case.collective)(x, **options)
 

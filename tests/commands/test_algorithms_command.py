@@ -8,7 +8,7 @@ from ringcomm import launch
 from ringcomm.commands import algorithms
 from ringcomm.commands.cli import main
 from ringcomm.machine import memory
-from ringcomm.transports import core
+from ringcomm.types import PATHS
 
 
 def taken(collective, memory, size=2, world="processes", largest=1 << 20):
@@ -49,7 +49,7 @@ def test_one_rank_takes_the_single_path():
 
 
 def test_every_path_is_explained():
-    assert set(algorithms.PATHS) == {*core.PATHS} - {"program"}  # which is between hosts
+    assert set(algorithms.PATHS) == {*PATHS} - {"program"}  # which is between hosts
 
 
 @pytest.mark.slow

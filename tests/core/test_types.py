@@ -4,9 +4,11 @@ import pytest
 
 import ringcomm
 from cases.reference import numpy_dtype
+from ringcomm.devices import emulated
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import describe
-from ringcomm.types import COLLECTIVES, CPU_DTYPES, DTYPES, OPS
+from ringcomm.transports.contract import CollectiveCall
+from ringcomm.types import COLLECTIVES, CPU_DTYPES, DTYPES, ON_GPUS, OPS, PATHS, PUBLIC
 
 PREMUL_SUM = lib.RC_PREMUL_SUM
 
@@ -15,6 +17,7 @@ PREMUL_SUM = lib.RC_PREMUL_SUM
     ("codes", "enumeration"),
     [
         ({name: row.code for name, row in COLLECTIVES.items()}, "enum rc_collective"),
+        ({f"path_{name.replace('-', '_')}": code for code, name in enumerate(PATHS)}, "enum rc_path"),
         (DTYPES, "enum rc_dtype"),
         (
             {name: code for name, (code, _) in OPS.items()} | {"premul_sum": OPS[ringcomm.premul_sum(1)][0]},
@@ -27,6 +30,31 @@ def test_the_native_core_was_built_from_this_table(codes, enumeration):
     assert {f"RC_{name.upper()}": code for name, code in codes.items()} == {
         name: code for name, code in native.items() if code != len(codes)
     }
+
+
+def test_a_communicator_has_a_method_for_each_public_collective():
+    assert set(PUBLIC) <= set(dir(ringcomm.Communicator))
+    internal = {name: row.moves_as for name, row in COLLECTIVES.items() if name not in PUBLIC}
+    assert internal == {"split": "all_gather", "empty": "all_gather", "grow": "all_gather", "close": "barrier"}
+
+
+def test_in_some_collectives_no_rank_ends_before_all_have_begun():
+    together = {"barrier", "all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
+    assert {name for name in PUBLIC if COLLECTIVES[name].synchronizes} == together
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_collective_without_a_cuda_kernel_is_refused(name):
+    shape = {"ranks": 2, **emulated.EmulatedDevice.shape._asdict()}
+    call, plan = CollectiveCall(NULL, NULL, 1, 0), ffi.new("rc_cuda_plan *")
+    if lib.rc_cuda_plan_of([shape], COLLECTIVES[name].code, [call], -1, plan) == lib.RC_OK:
+        assert name in ON_GPUS
+        return
+    assert name not in ON_GPUS
+    with pytest.raises(
+        ringcomm.ArgumentError, match=f"{name}: expected arrays in host memory, since it has no CUDA kernel"
+    ):
+        check(lib.RC_ARGUMENT)
 
 
 @pytest.mark.parametrize("name", DTYPES)

@@ -91,7 +91,7 @@ def measure_with_one_thread(_):
     ns = ffi.new("uint64_t *")
 
     def measure():
-        check(lib.rc_probe_wake(0, 0, ns))
+        check(lib.rc_wake_latency(0, 0, ns))
 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])

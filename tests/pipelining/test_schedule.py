@@ -132,7 +132,7 @@ def test_no_rank_waits_forever_even_if_transfers_run_one_by_one(schedule, forwar
         (("1f1b", 2, 0), "micro-batches: expected an integer from 1 .*, got 0"),
         (("1f1b", 2, 2.5), "micro-batches: expected an integer, got 2.5"),
         (("1f1b", 2, 2, 2), "chunks of 1f1b: expected 1 per rank, got 2"),
-        (("interleaved", 4, 6, 2), "micro-batches of interleaved: expected a multiple of 4 ranks, got 6"),
+        (("interleaved", 4, 6, 2), "micro-batches of interleaved: expected a multiple of pp = 4, got 6"),
         (("interleaved", 4, 8, 1), "chunks of interleaved: expected at least 2 per rank, got 1"),
         (("zb-h1", 4, 8, 2), "chunks of zb-h1: expected 1 per rank, got 2"),
         (("zbv", 4, 8, 1), "chunks of zbv: expected 2 per rank, got 1"),
@@ -216,7 +216,7 @@ def test_every_schedule_is_drawn_with_its_figures(name, tmp_path):
         (["1f1b", "--collective", "barrier"], "1f1b is a pipeline schedule, which takes no --collective"),
         (["ring", "-m", "8"], "ring is an algorithm, which takes no -m"),
         (["gpipe", "-p", "8", "-m", "400"], "the picture: expected at most 400 units of time, got 1221"),
-        (["interleaved", "-p", "4", "-m", "6"], "micro-batches of interleaved: expected a multiple of 4"),
+        (["interleaved", "-p", "4", "-m", "6"], "micro-batches of interleaved: expected a multiple of pp = 4"),
     ],
 )
 def test_pictures_that_cannot_be_drawn_are_refused(arguments, words, tmp_path, capsys):

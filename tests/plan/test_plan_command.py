@@ -199,7 +199,7 @@ NAME = "a name of letters, digits, - and _"
         ([*CLUSTER, *ONE, "--schedule", "interleaved"], "--schedule: expected 1f1b, with chunks 1, got interleaved"),
         ([*CLUSTER, "--kv-heads", "6"], "--kv-heads: expected a divisor of heads = 64 (nearest: 4 or 8), got 6"),
         ([*CLUSTER, "--micro-batch", "5"], "--micro-batch: expected a divisor of batch/dp = "),
-        ([*CLUSTER, "--zero", "3", "--tp", "2"], "--zero 3: expected tp 1, cp 1 and chunks 1, got tp 2, "),
+        ([*CLUSTER, "--zero", "3", "--tp", "2"], "--zero 3: expected tp 1, cp 1, ep 1 and chunks 1, got tp 2, "),
         (
             [*CLUSTER, *ONE, "--tp", "1", "--dp", "256", "--micro-batch", "1", "--sequence-parallel"],
             "--sequence-parallel: expected tp > 1, got tp 1",

@@ -116,14 +116,14 @@ LEGAL = ParallelLayout(tp=2, pp=2, dp=2, cp=1, micro_batch=2, chunks=2, sequence
         ({"micro_batch": 3}, r"micro_batch: expected a divisor of batch/dp = 8 \(nearest: 2 or 4\), got 3"),
         (
             {"micro_batch": 8},
-            r"chunks: expected 1, unless pp > 1 divides the micro-batches, got 2, with 1 micro-batches",
+            "micro-batches of interleaved: expected a multiple of pp = 2, got 1",
         ),
         ({"recompute": "ful"}, "unknown recompute 'ful'; did you mean 'full'"),
         ({"zero": 4}, "unknown zero 4"),
-        ({"zero": 3}, "zero 3: expected tp 1, cp 1 and chunks 1, got tp 2, cp 1 and chunks 2"),
+        ({"zero": 3}, "zero 3: expected tp 1, cp 1, ep 1 and chunks 1, got tp 2, cp 1, ep 1 and chunks 2"),
         (
             {"split_backward": True, "zero": 3},
-            "schedule zbv: expected pp > 1, recompute none, zero < 3 and at most 2 chunks, got pp 2, recompute none",
+            "zero with zbv, which splits backward: expected at most 2, got 3",
         ),
         ({"gpus": 16}, "gpus: expected tp 2 · pp 2 · dp 2 · cp 1 = 8, got 16"),
         ({"tp": 0}, "tp: expected an integer from 1"),
@@ -142,9 +142,9 @@ def test_experts_are_divided_among_replicas():
     layout = ParallelLayout(dp=4, ep=2)
     layout.check(EXPERTS, 16, 4)
     for change, model, words in (
-        ({"ep": 3}, EXPERTS, "ep: expected a divisor of dp = 4 and of the 4 experts; 1 for zero 3, got 3"),
-        ({"ep": 4}, replace(EXPERTS, experts=6), "ep: expected a divisor of dp = 4 and of the 6 experts"),
-        ({"zero": 3}, EXPERTS, "1 for zero 3, got 2"),
+        ({"ep": 3}, EXPERTS, r"ep: expected a divisor of dp = 4 \(nearest: 2 or 4\), got 3"),
+        ({"ep": 4}, replace(EXPERTS, experts=6), r"ep: expected a divisor of experts = 6 \(nearest: 3 or 6\), got 4"),
+        ({"zero": 3}, EXPERTS, "zero 3: expected tp 1, cp 1, ep 1 and chunks 1, got tp 1, cp 1, ep 2 and chunks 1"),
         ({}, SMALL, "ep: expected 1 without experts, got 2"),
     ):
         with pytest.raises(ArgumentError, match=words):

@@ -65,7 +65,7 @@ def choose(kind):
 statuses = set()
 for function in sys.argv[1:]:
     call = getattr(lib, function)
-    for _ in range(30 if function.startswith("rc_probe_") else 300):  # a probe with valid numbers takes a while
+    for _ in range(30 if function.endswith("_latency") else 300):  # one with valid numbers takes a while
         arguments = [choose(kind) for kind in ffi.typeof(call).args]
         if function in ("rc_free", "rc_close", "rc_abort", "rc_shrink") and handle in arguments:
             continue
@@ -95,9 +95,10 @@ from dataclasses import replace
 from ringcomm.native import ffi, lib
 from ringcomm.testing import connect_threads
 from ringcomm.transports import network
+from ringcomm.types import PUBLIC
 
 RANKS, GUARD, LENGTHS = 4, b"guard" * 1000, (0, 1, 1000)
-COLLECTIVES = ["broadcast", "reduce", "all_reduce", "gather", "scatter", "all_gather", "reduce_scatter", "all_to_all"]
+COLLECTIVES = [name for name in PUBLIC if name != "barrier"]
 WILD = [-(2**31), -1, 3, 4, 11, 10**9, 2**31 - 1]
 HUGE = [2**31, 2**61, 2**62 + 1, 2**63, 2**64 - 1]
 threads = ThreadPoolExecutor(RANKS)
@@ -117,7 +118,7 @@ def draw_block(draw, length):
 
 def draw_step(draw, rank, keep):
     length = draw.choice(LENGTHS)
-    kind, codes = draw.randrange(3), list(range(9))
+    kind, codes = draw.randrange(3), list(range(len(PUBLIC)))
     step = {"kind": kind, "count": length, "collective": draw.choice(codes), "root": draw.randrange(2)}
     local = kind == lib.RC_STEP_LOCAL
     step["outgoing"], step["incoming"] = (draw_block(draw, 2 * length if local else length) for _ in range(2))

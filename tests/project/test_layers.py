@@ -17,8 +17,8 @@ LAYERS = (
     ("bench", "mpi4py", "parallel", "parameter_server", "plan", "pretrained", "torch"),
     ("__init__", "communicator", "elastic", "launcher", "objects", "pending", "start", "testing", "trace"),
     ("transports",),
-    ("algorithms", "pipelining"),
-    ("adapters", "bootstrap", "completion", "devices", "shapes", "work"),
+    ("algorithms", "layout_rules", "pipelining"),
+    ("adapters", "bootstrap", "callbacks", "devices", "shapes", "work"),
     ("native",),
     ("config", "options", "types"),
     ("machine",),
@@ -43,11 +43,11 @@ OUTSIDERS = {
         *("bootstrap", "communicator", "config", "devices", "errors", "machine.topology", "objects"),
         *("start", "transports.messages", "transports.requests", "types", "version"),
     ),
-    "parallel": ("errors", "parameter_server", "pipelining", "torch"),
+    "parallel": ("errors", "layout_rules", "parameter_server", "pipelining", "torch"),
     "parameter_server": ("errors", "torch.timeouts"),
-    "plan": ("algorithms", "config", "errors", "machine", "options", "pipelining"),
+    "plan": ("algorithms", "config", "errors", "layout_rules", "machine", "options", "pipelining"),
     "pretrained": ("errors", "parallel"),
-    "torch": ("bootstrap", "communicator", "completion", "config", "errors", "start", "transports", "types"),
+    "torch": ("bootstrap", "callbacks", "communicator", "config", "errors", "start", "transports", "types"),
 }
 # Names that only some modules may import or use.
 RESERVED = {

@@ -8,7 +8,7 @@
 #include "abi/handles.h"
 #include "core/signature.h"
 #include "kernels/cpu/kernels.h"
-#include "machine/probe.h"
+#include "machine/latency.h"
 #include "network/world.h"
 
 using namespace ringcomm;
@@ -47,21 +47,21 @@ int rc_reduce(void* dst, const void* const* srcs, int n, uint64_t count, int dty
     });
 }
 
-int rc_probe_line(int first, int second, double* ns) {
+int rc_line_latency(int first, int second, double* ns) {
     return guarded([&] {
         check_range("first", first, 0, CPU_SETSIZE - 1);
         check_range("second", second, 0, CPU_SETSIZE - 1);
         check_pointer("ns", ns);
-        *ns = probe_line(first, second);
+        *ns = line_latency(first, second);
     });
 }
 
-int rc_probe_wake(int waker, int sleeper, uint64_t* ns) {
+int rc_wake_latency(int waker, int sleeper, uint64_t* ns) {
     return guarded([&] {
         check_range("waker", waker, 0, CPU_SETSIZE - 1);
         check_range("sleeper", sleeper, 0, CPU_SETSIZE - 1);
         check_pointer("ns", ns);
-        *ns = probe_wake(waker, sleeper);
+        *ns = wake_latency(waker, sleeper);
     });
 }
 
@@ -206,7 +206,7 @@ int rc_collective(rc_comm* comm, int collective, const rc_call* arguments, doubl
         if (work && arguments->late) reject("late: expected NULL, since the call is queued");
         entry.group().prepare(call);
         if (work) {
-            *work = new rc_work{comm->handle, entry->collectives.queue(call)};
+            *work = new rc_work{comm->handle, entry->collectives.enqueue(call)};
         } else {
             reject_in_signal_handler(entry.group());
             entry->collectives.run(call);

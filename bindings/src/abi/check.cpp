@@ -118,14 +118,14 @@ inline uint64_t check_bytes(const CallRecord& call, Data holds, const uint64_t* 
 
 // Also of an array that only other ranks pass.
 inline ArrayBytes all_bytes(const CallRecord& call, int rank, int size) {
-    const Collective& moves = collectives[moves_as(call.collective)];
+    const Collective& moves = movement_of(call.collective);
     const uint64_t* to_get = call.counts && moves.exchanges() ? call.counts + size : call.counts;
     return {check_bytes(call, moves.given, call.counts, rank, size), check_bytes(call, moves.got, to_get, rank, size)};
 }
 
 // Two buffers must be disjoint, or the same place as far as the collective allows it.
 inline void check_buffers(const CallRecord& call, int rank, int size) {
-    const Collective& collective = collectives[moves_as(call.collective)];
+    const Collective& collective = movement_of(call.collective);
     const ArrayBytes bytes = all_bytes(call, rank, size);
     if (bytes.given && collective.gives(rank, call.root)) check_pointer("source", call.source);
     if (bytes.got && collective.gets(rank, call.root)) check_pointer("target", call.target);
@@ -145,7 +145,7 @@ inline void check_buffers(const CallRecord& call, int rank, int size) {
 }  // namespace
 
 ArrayBytes array_bytes(const CallRecord& call, int rank, int size) {
-    const Collective& moves = collectives[moves_as(call.collective)];
+    const Collective& moves = movement_of(call.collective);
     const ArrayBytes all = all_bytes(call, rank, size);
     return {moves.gives(rank, call.root) ? all.given : 0, moves.gets(rank, call.root) ? all.got : 0};
 }
@@ -157,7 +157,7 @@ void check_call(CallRecord& call, int rank, int size, bool on_gpu) {
     const Collective& collective = collectives[call.collective];
     if (collective.reduces) check_reducible(call.dtype, call.op, on_gpu);
     if (collective.rooted()) check_rank("root", call.root, 0, size);
-    if (call.counts && !collectives[moves_as(call.collective)].divides()) {
+    if (call.counts && !movement_of(call.collective).divides()) {
         rejectf("counts: expected NULL, since %s does not divide its arrays", collective.name);
     }
     check_buffers(call, rank, size);

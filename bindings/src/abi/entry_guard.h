@@ -4,7 +4,7 @@
 #include <exception>
 
 #include "abi/check.h"
-#include "collectives/engine.h"
+#include "collectives/queue.h"
 #include "p2p/engine.h"
 
 namespace ringcomm {
@@ -12,7 +12,7 @@ namespace ringcomm {
 // The state of one rank of one communicator, until close().
 struct CommState {
     const std::unique_ptr<PeerGroup> group;
-    CollectiveEngine collectives{*group};
+    CollectiveQueue collectives{*group};
     PointToPointEngine p2p{*group};
 };
 

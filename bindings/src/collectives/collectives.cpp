@@ -9,7 +9,6 @@ namespace {
 constexpr uint64_t REFRESH = uint64_t{1} << 32;  // calls
 
 void barrier(CollectiveOp& op) {
-    op.set_path(RC_PATH_STAGED);
     if (op.start(0, [] {})) op.await_starts();
 }
 
@@ -237,13 +236,12 @@ void alone(const CollectiveOp& op) {
 
 void run(CollectiveOp& op) {
     const CallRecord& call = op.call;
-    if (op.size == 1 && op.part == Part::START) return;
-    if (op.size == 1) {
-        op.set_path(RC_PATH_SINGLE);
-        return call.on_gpus ? void() : alone(op);
-    }
+    const rc_path path = staged_path(op.comm, call);
+    op.set_path(path);
+    if (path == RC_PATH_SINGLE) return op.part == Part::START || call.on_gpus ? void() : alone(op);
     if (call.on_gpus) return barrier(op);  // compares the calls
-    switch (moves_as(call.collective)) {
+    const auto reduce_to = path == RC_PATH_ONE_SHOT ? reduce_one_shot : reduce_in_two_stages;
+    switch (collectives[call.collective].moves_as) {
         case RC_BARRIER: return barrier(op);
         case RC_BROADCAST: return broadcast(op);
         case RC_REDUCE: return reduce_to(op, call.root);
@@ -273,7 +271,7 @@ void Comm::run_collective(const CallRecord& call) {
     finish();
     if (call.late) *call.late = late_mismatch.has_value();
     // Not in a part of a call, with whose further parts the other ranks go on.
-    const bool is_part = call.late || moves_as(call.collective) != call.collective || call.on_gpus;
+    const bool is_part = call.late || collectives[call.collective].moves_as != call.collective || call.on_gpus;
     if (!is_part) check_calls();
 }
 

@@ -3,38 +3,6 @@
 
 namespace ringcomm {
 
-DirectAccess::DirectAccess(CollectiveOp& op, const DirectOffer& offer) : op_(op) {
-    own_.source = op.call.source;
-    own_.target = op.call.target;
-    own_.source_location = locate(own_.source, offer.source_bytes, offer);
-    own_.target_location = locate(own_.target, offer.target_bytes, offer);
-    own_.access = offered(offer);
-}
-
-// A short block beside long ones is accessed as they are.
-uint64_t DirectAccess::locate(const std::byte* buffer, size_t bytes, const DirectOffer& offer) const {
-    if (!buffer || !bytes || std::max(bytes, offer.block) < op_.comm.tuning().direct_bytes) return 0;
-    return op_.comm.locate(buffer, bytes);
-}
-
-Access DirectAccess::offered(const DirectOffer& offer) const {
-    const rc_tuning& tuning = op_.comm.tuning();
-    if (!offer.block || offer.block < std::min({tuning.direct_bytes, tuning.cma_bytes, tuning.cma_huge_bytes})) {
-        return Access::NONE;
-    }
-    const Access access = op_.comm.access();
-    if (access == Access::LOAD && offer.block >= tuning.direct_bytes) return access;
-    if (access == Access::NONE || !offer.copies) return Access::NONE;
-    // The page in the middle of the buffer is taken for all.
-    const Cma& cma = op_.comm.world->cma;
-    const bool unread = own_.source_location || !offer.source_bytes;
-    const std::byte* middle = op_.call.source + offer.source_bytes / 2;
-    const bool pays = offer.block >= tuning.cma_bytes
-                          ? unread || cma.readable(middle)
-                          : offer.block >= tuning.cma_huge_bytes && (unread || cma.in_huge_page(middle));
-    return pays ? Access::COPY : Access::NONE;
-}
-
 DirectAccess::~DirectAccess() {
     if (!exposed_ && accessing_) op_.comm.end_peer_access();
     if (!exposed_ || op_.comm.await_peer_access()) return;
@@ -43,13 +11,10 @@ DirectAccess::~DirectAccess() {
 }
 
 bool DirectAccess::negotiate(DirectNeeds needs) {
-    rc_path path = RC_PATH_SYMMETRIC;
-    if (!offers(needs, Access::NONE)) {
-        copies_ = needs.target == NO_RANK && offers(ALL_RANKS, nullptr, Access::COPY);
-        if (!copies_ && !offers(needs, Access::LOAD)) return false;
-        path = copies_ ? RC_PATH_CMA : RC_PATH_THREADS;
-    }
-    op_.set_path(path);
+    const auto path = direct_path(op_, own_, needs);
+    if (!path) return false;
+    copies_ = *path == RC_PATH_CMA;
+    op_.set_path(*path);
     accessing_ = true;
     op_.comm.begin_peer_access();
     sources_.resize(op_.size);
@@ -61,7 +26,7 @@ bool DirectAccess::negotiate(DirectNeeds needs) {
 }
 
 bool DirectAccess::also(DirectNeeds more) {
-    if (!offers(more, Access::LOAD)) return false;
+    if (!lend(op_, own_, more)) return false;
     resolve(more);
     return true;
 }
@@ -78,22 +43,6 @@ void DirectAccess::finish() {
     op_.publish_collected(1);
     for (int p = 0; p < op_.size; ++p) op_.await_collected(p, 1);
     exposed_ = accessing_ = false;
-}
-
-// Whether each of these ranks lets its peers access its buffer: by a location in the file, or as stated.
-bool DirectAccess::offers(int who, Location location, Access access) const {
-    for (int p = 0; p < op_.size; ++p) {
-        if (!includes(who, p)) continue;
-        if (!wants_direct(p)) return false;
-        if (location && buffers(p).*location) continue;
-        if (access == Access::NONE || buffers(p).access != access) return false;
-    }
-    return true;
-}
-
-bool DirectAccess::offers(DirectNeeds needs, Access access) const {
-    return offers(needs.source, &DirectBuffers::source_location, access) &&
-           offers(needs.target, &DirectBuffers::target_location, access);
 }
 
 void DirectAccess::resolve(DirectNeeds needs) {

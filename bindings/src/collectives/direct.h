@@ -3,36 +3,20 @@
 
 #include <vector>
 
-#include "collectives/collective_op.h"
+#include "collectives/path.h"
 
 namespace ringcomm {
 
-// What a rank lets its peers access.
-struct DirectOffer {
-    size_t source_bytes, target_bytes;  // of this rank's buffers that peers may read and write
-    size_t block;                       // most that one rank takes from another; 0: symmetric buffers only
-    bool copies = false;                // CMA copies of source blocks pay off
-};
-
-// The ranks whose sources a direct path reads, and whose targets it writes.
-struct DirectNeeds {
-    int source, target;
-};
-
-// All ranks choose the same of three paths, because it follows from the start records:
-//   symmetric    all buffers that the call needs lie in the file;
-//   Access::LOAD the ranks are threads of one process: any buffers;
-//   Access::COPY the kernel copies from the private memory of another process: sources only.
-// On the last two, buffers in the file are accessed there all the same.
+// On the paths of threads and of CMA, buffers in the file are accessed there all the same.
 class DirectAccess {
 public:
-    DirectAccess(CollectiveOp& op, const DirectOffer& offer);
+    DirectAccess(CollectiveOp& op, const DirectOffer& offer) : op_(op), own_(offered_buffers(op, offer)) {}
     // After a failure, a rank ends its own access, and returns once no peer accesses its buffers.
     ~DirectAccess();
     DirectAccess(const DirectAccess&) = delete;
 
     // Then nothing is staged before negotiate().
-    bool wanted() const { return own_.source_location || own_.target_location || own_.access != Access::NONE; }
+    bool wanted() const { return offers_any(own_); }
     // CollectiveOp::start() with this rank's buffers.
     template <class Stage>
     bool start(size_t staged_bytes, Stage stage) {
@@ -58,18 +42,11 @@ public:
     void decline() { exposed_ = false; }
 
 private:
-    Access offered(const DirectOffer& offer) const;
-    // Not from this rank's own record: the peers hold its lines.
-    bool wants_direct(int r) const { return r == op_.rank ? wanted() : op_.wants_direct(r); }
-    using Location = uint64_t DirectBuffers::*;
-    uint64_t locate(const std::byte* buffer, size_t bytes, const DirectOffer& offer) const;
-    bool offers(int who, Location location, Access access) const;
-    bool offers(DirectNeeds needs, Access access) const;
     void resolve(DirectNeeds needs);
     std::shared_ptr<std::byte> resolve(uint64_t location, const std::byte* address) const;
 
     CollectiveOp& op_;
-    DirectBuffers own_{};
+    DirectBuffers own_;
     std::vector<std::shared_ptr<std::byte>> sources_, targets_;  // of each rank; they keep the mappings
     bool copies_ = false;                                        // by the kernel
     bool exposed_ = false;                                       // peers may be accessing the buffers of this rank

@@ -110,6 +110,8 @@ struct Slots {
     }
 };
 
-void reduce_to(CollectiveOp& op, int reader);  // reduce.cpp: all_reduce and reduce
+// reduce.cpp: all_reduce and reduce
+void reduce_one_shot(CollectiveOp& op, int reader);
+void reduce_in_two_stages(CollectiveOp& op, int reader);
 
 }  // namespace ringcomm

@@ -5,22 +5,6 @@ namespace ringcomm {
 
 namespace {
 
-// Small all_reduce and reduce: every rank stages its whole array, and every reader reduces them all.
-void reduce_one_shot(CollectiveOp& op, int reader) {
-    const CallRecord& call = op.call;
-    const size_t bytes = call.bytes();
-    op.set_path(RC_PATH_ONE_SHOT);
-    const auto stage = [&] {
-        if (op.rank != reader) op.copy_in(op.staging(op.rank, 0, bytes), call.source, bytes);
-    };
-    if (!op.start(bytes, stage)) return;
-    op.await_starts(includes(reader, op.rank) ? bytes : 0);
-    if (!includes(reader, op.rank)) return;
-    const void** sources = op.comm.sources.data();
-    for (int p = 0; p < op.size; ++p) sources[p] = p == op.rank ? call.source : op.staging(p, 0, bytes);
-    reduce_blocks(call, call.target, sources, op.size, call.count);
-}
-
 // An array divided into one segment per rank, in whole cache lines.
 struct Segments {
     uint64_t count, segment;
@@ -153,13 +137,24 @@ private:
 
 }  // namespace
 
-void reduce_to(CollectiveOp& op, int reader) {
+// Small all_reduce and reduce: every rank stages its whole array, and every reader reduces them all.
+void reduce_one_shot(CollectiveOp& op, int reader) {
+    const CallRecord& call = op.call;
+    const size_t bytes = call.bytes();
+    const auto stage = [&] {
+        if (op.rank != reader) op.copy_in(op.staging(op.rank, 0, bytes), call.source, bytes);
+    };
+    if (!op.start(bytes, stage)) return;
+    op.await_starts(includes(reader, op.rank) ? bytes : 0);
+    if (!includes(reader, op.rank)) return;
+    const void** sources = op.comm.sources.data();
+    for (int p = 0; p < op.size; ++p) sources[p] = p == op.rank ? call.source : op.staging(p, 0, bytes);
+    reduce_blocks(call, call.target, sources, op.size, call.count);
+}
+
+void reduce_in_two_stages(CollectiveOp& op, int reader) {
     const size_t bytes = op.call.bytes();
     DirectAccess direct(op, {bytes, includes(reader, op.rank) ? bytes : 0, bytes});
-    // A rank cannot know whether its peers want direct access, so the path without it must follow from the size alone.
-    if (bytes <= std::min<size_t>(op.comm.tuning().one_shot_bytes, op.comm.arena().layout.staging_bytes)) {
-        return reduce_one_shot(op, reader);
-    }
     TwoStage(op, reader).run(direct);
 }
 

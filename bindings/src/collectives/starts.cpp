@@ -1,6 +1,5 @@
 // Which calls a rank starts without waiting, and whether the rest of one would wait.
-#include "collectives/collective_op.h"
-#include "core/collectives.h"
+#include "collectives/path.h"
 
 namespace ringcomm {
 
@@ -19,11 +18,7 @@ bool Comm::is_one_way(const CallRecord& call) const {
     return given <= std::min<size_t>(INLINE_BYTES, tuning().one_shot_bytes) &&
            size * round_up(call.bytes(), 64) <=
                std::min<size_t>(tuning().segment_bytes, arena().layout.staging_bytes) &&
-           !may_be_direct(call.elements(size) * call.item);
-}
-
-bool Comm::may_be_direct(size_t block) const {
-    return block >= std::min({tuning().direct_bytes, tuning().cma_bytes, tuning().cma_huge_bytes});
+           !may_be_direct(tuning(), call.elements(size) * call.item);
 }
 
 // What one chunk holds, and no rank takes from another's buffers. Where blocks of different lengths are given, each has
@@ -36,7 +31,7 @@ bool Comm::can_start(const CallRecord& call) const {
         std::min<size_t>({tuning().one_shot_bytes, tuning().segment_bytes, arena().layout.staging_bytes});
     const uint64_t next = mine().finished.load(std::memory_order_relaxed) + 1;
     const bool has_room = next <= verified + (bytes <= INLINE_BYTES ? RUN_AHEAD : 1);
-    return known && bytes <= most && !may_be_direct(bytes) && has_room;
+    return known && bytes <= most && !may_be_direct(tuning(), bytes) && has_room;
 }
 
 bool Comm::has_arrived(const CallRecord& call) const {

@@ -15,6 +15,7 @@ struct Collective {
     Data got;
     Ranks got_by;
     bool reduces;
+    int moves_as;  // itself, unless it is internal
 
     constexpr bool gives(int rank, int root) const { return given_by == Ranks::ALL || rank == root; }
     constexpr bool gets(int rank, int root) const { return got_by == Ranks::ALL || rank == root; }
@@ -27,29 +28,27 @@ struct Collective {
 };
 
 inline constexpr Collective collectives[] = {
-#define MOVES false
-#define INTERNAL false
-#define REDUCES true
+#define MOVES(NAME) false, RC_##NAME
+#define REDUCES(NAME) true, RC_##NAME
+#define AS_ALL_GATHER(NAME) false, RC_ALL_GATHER
+#define AS_BARRIER(NAME) false, RC_BARRIER
 #define COLLECTIVE_ROW(name, NAME, given, given_by, got, got_by, kind) \
-    {#name, Data::given, Ranks::given_by, Data::got, Ranks::got_by, kind},
+    {#name, Data::given, Ranks::given_by, Data::got, Ranks::got_by, kind(NAME)},
 #include "ringcomm/types.def"
 #undef MOVES
-#undef INTERNAL
 #undef REDUCES
+#undef AS_ALL_GATHER
+#undef AS_BARRIER
 };
+
+// The row by which its data moves.
+constexpr const Collective& movement_of(int collective) { return collectives[collectives[collective].moves_as]; }
 
 // Some ranks of a group: one by its number, or these.
 constexpr int ALL_RANKS = -1, NO_RANK = -2;
 constexpr int all_but(int rank) { return -3 - rank; }
 constexpr bool includes(int who, int rank) {
     return who == ALL_RANKS || who == rank || (who < NO_RANK && who != all_but(rank));
-}
-
-// How its data moves: of the INTERNAL collectives.
-constexpr int moves_as(int collective) {
-    if (collective == RC_CLOSE) return RC_BARRIER;
-    const bool facts = collective == RC_SPLIT || collective == RC_EMPTY || collective == RC_GROW;
-    return facts ? int(RC_ALL_GATHER) : collective;
 }
 
 }  // namespace ringcomm

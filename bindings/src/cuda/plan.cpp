@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/errors.h"
+
 namespace ringcomm {
 namespace {
 
@@ -11,6 +13,7 @@ using namespace cuda;
 int kernel_for(int collective, uint64_t bytes, uint64_t ranks, const Shape& shape) {
     const uint64_t stages = uint64_t(shape.channels) * shape.stage_bytes;
     switch (collective) {
+        case RC_BARRIER: return BARRIER;
         case RC_ALL_REDUCE:
             if (bytes <= shape.line_bytes) return LL;
             if (ranks * bytes <= stages) return ONE_SHOT;
@@ -22,11 +25,16 @@ int kernel_for(int collective, uint64_t bytes, uint64_t ranks, const Shape& shap
         case RC_GATHER: return GATHER;
         case RC_SCATTER: return SCATTER;
         case RC_ALL_TO_ALL: return ALL_TO_ALL;
-        default: return BARRIER;
+        default:
+            rejectf("%s: expected arrays in host memory, since it has no CUDA kernel", collectives[collective].name);
     }
 }
 
-bool reduces(int kernel) { return kernel >= RING_ALL_REDUCE && kernel <= LL; }
+// By kernel.
+constexpr bool reduces[] = {
+#define KERNEL_ROW(name, NAME, collective) collectives[RC_##collective].reduces,
+#include "ringcomm/types.def"
+};
 
 // A kernel that only moves data is compiled once for each size of an element.
 int moved_as(size_t item) {
@@ -55,8 +63,8 @@ LaunchPlan plan_launch(const CallRecord& call, int size, const Shape& shape, int
 
     LaunchPlan plan{};
     plan.kernel = kernel;
-    plan.dtype = reduces(kernel) ? call.dtype : moved_as(moves_nothing ? 1 : call.item);
-    plan.op = reduces(kernel) ? call.op : int{RC_SUM};
+    plan.dtype = reduces[kernel] ? call.dtype : moved_as(moves_nothing ? 1 : call.item);
+    plan.op = reduces[kernel] ? call.op : int{RC_SUM};
     plan.blocks = int(std::clamp<uint64_t>(divide_up(bytes, shape.stage_bytes), 1, channels));
     if (pairwise) plan.blocks = shape.channels;
     if (kernel == LL) plan.blocks = 1;

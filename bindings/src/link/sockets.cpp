@@ -188,14 +188,14 @@ bool SocketLink::poll(LinkEvents& events) {
     }
     if (const auto now = Clock::now(); now >= next_check_) {
         next_check_ = now + CHECK_INTERVAL;
-        check_hosts();
+        lose_silent_peers();
     }
     return moved;
 }
 
 // TCP itself gives up after a quarter of an hour. TCP_USER_TIMEOUT would also end the connection to a process that does
 // not read because it computes, whose host still acknowledges every probe.
-void SocketLink::check_hosts() {
+void SocketLink::lose_silent_peers() {
     for (Peer& peer : peers_) {
         tcp_info info{};
         socklen_t bytes = sizeof info;

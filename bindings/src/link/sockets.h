@@ -39,7 +39,7 @@ private:
     bool write(Peer& peer);
     bool read(Peer& peer, LinkEvents& events);
     bool poll(LinkEvents& events);
-    void check_hosts();
+    void lose_silent_peers();
     void watch(Peer& peer);
 
     const double idle_timeout_, resend_timeout_;

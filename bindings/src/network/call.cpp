@@ -32,7 +32,7 @@ private:
 NetworkCall::NetworkCall(NetworkGroup& group, const CallRecord& call)
     : RunningCollective(group, call),
       group_(group),
-      row_(collectives[moves_as(call.collective)]),
+      row_(movement_of(call.collective)),
       blocks_(call),
       one_shot_(!call.on_gpus && fits_one_shot()) {}
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "collectives/engine.h"
+#include "collectives/queue.h"
 #include "core/peer_group.h"
 #include "network/channel.h"
 #include "network/host_channel.h"
@@ -35,7 +35,7 @@ struct HostLayout {
 struct LocalRanks {
     std::shared_ptr<void> keep_alive;
     Comm* comm = nullptr;
-    CollectiveEngine* collectives = nullptr;
+    CollectiveQueue* collectives = nullptr;
     std::shared_ptr<FlightRecord> flight;  // of this rank
 };
 

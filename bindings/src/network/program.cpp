@@ -9,7 +9,7 @@ namespace ringcomm {
 
 ProgramKey key_of(const CallRecord& call, int size) {
     const size_t counts = call.counts ? (collectives[call.collective].exchanges() ? 2 : 1) * size : 0;
-    return {moves_as(call.collective),          call.count, call.item, call.root, call.source == call.target,
+    return {collectives[call.collective].moves_as, call.count, call.item, call.root, call.source == call.target,
             {call.counts, call.counts + counts}};
 }
 

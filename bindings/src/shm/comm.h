@@ -114,7 +114,6 @@ public:
 
 private:
     bool is_one_way(const CallRecord& call) const;
-    bool may_be_direct(size_t block) const;
     bool is_world() const { return group_.arena == world->arena; }
 
     const GroupMemory group_;

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ringcomm.errors import refuse, unknown
+from ringcomm.layout_rules import check
 from ringcomm.parallel.collectives import copy_to
 from ringcomm.parallel.context.sequence import sequence_positions
 from ringcomm.parallel.experts.layer import Experts
@@ -119,9 +120,10 @@ def gpt_stages(
     """
     pp = grid.pp
     schedule = schedule or make_schedule("1f1b", pp.size, 1)
+    check(pp=pp.size, chunks=schedule.chunks, layers=config.layers)
+    kv_heads, ffn = config.kv_heads or config.heads, config.inner or 4 * config.hidden
+    check(tp=grid.tp.size, heads=config.heads, kv_heads=kv_heads, ffn=ffn)
     stages = schedule.stages
-    if config.layers % stages:
-        raise refuse("layers", f"a multiple of pp {pp.size} · chunks {schedule.chunks} = {stages}", config.layers)
     layers_per_stage = config.layers // stages
     chunks_of_rank = []
     for stage in (schedule.stage(pp.rank, chunk) for chunk in range(schedule.chunks)):
@@ -191,7 +193,7 @@ class GPTStage(nn.Module):
             raise refuse("length of a sequence", f"at most {self.config.context}", tokens)
         where = sequence_positions(tokens, self.cp)
         if self.config.sequence_parallel:
-            self.tp.divide("length of a sequence", len(where))
+            check(sequence_parallel=True, tp=self.tp.size, cp=self.cp.size, seq=tokens)
             where = where.chunk(self.tp.size)[self.tp.rank]
         x: torch.Tensor = self.embedding(ids)
         if self.positions:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ringcomm.errors import ArgumentError, refuse
+from ringcomm.layout_rules import check
 from ringcomm.parallel.collectives import all_reduced
 from ringcomm.parallel.data.gradient_sync import GradientSync
 from ringcomm.parallel.data.gradients import grad_dtype
@@ -90,10 +91,13 @@ class Pipeline:
             if schedule.chunks != len(chunks):
                 raise refuse("chunks of this rank", f"those of the schedule, {schedule.chunks}", len(chunks))
             validate(schedule)
-            if schedule.splits_backward and recompute:
-                raise refuse("recompute", f"False with {schedule.name}, which splits backward", recompute)
-            if schedule.splits_backward and any(isinstance(each, DTensor) for each in parameters):
-                raise refuse(f"parameters with {schedule.name}", "tensors, because it splits backward", "DTensors")
+            sharded = any(isinstance(each, DTensor) for each in parameters)  # by FSDP
+            check(
+                schedule=schedule.name,
+                split_backward=schedule.splits_backward,
+                recompute="full" if recompute else "none",
+                zero=3 if sharded else 0,
+            )
             if data_parallel and data_parallel.dp.ranks != grid.dp_cp.ranks:
                 raise refuse("data_parallel", f"one over dp_cp, ranks {grid.dp_cp.ranks}", data_parallel.dp)
         self._untied = ""  # why no step is possible; evaluation needs no sums of gradients

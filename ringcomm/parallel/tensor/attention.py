@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ringcomm.errors import integer, refuse, unknown
+from ringcomm.layout_rules import check
 from ringcomm.parallel.collectives import copy_to
 from ringcomm.parallel.context.ring import ring_attention
 from ringcomm.parallel.context.sequence import sequence_positions
@@ -138,10 +139,8 @@ class ParallelAttention(nn.Module):
             raise refuse("hidden size", f"a multiple of the {heads} heads", hidden)
         if heads % kv_heads:
             raise refuse("heads", f"a multiple of the {kv_heads} kv_heads", heads)
-        tp.divide("heads", heads)
+        check(tp=tp.size, heads=heads, kv_heads=kv_heads)
         self.shard_keys = kv_heads % tp.size == 0
-        if not self.shard_keys and tp.size % kv_heads:
-            raise refuse("kv_heads", f"a multiple or a divisor of tp = {tp.size}", kv_heads)
         self.tp, self.sequence_parallel, self.rotary_base = tp, sequence_parallel, rotary_base
         self.width, self.kv_heads = hidden // heads, kv_heads
         if rotary_base and self.width % 2:

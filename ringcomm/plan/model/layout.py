@@ -1,13 +1,17 @@
 """How a model is divided over GPUs: the axes of a `Grid`, the schedule of its pipeline, and what it keeps in memory."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import gcd
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from ringcomm.errors import integer, refuse, unknown
-from ringcomm.plan.model.transformer import MOST, Transformer, nearest_divisors
+from ringcomm.layout_rules import RULES, Refusal, Rule, broken
+from ringcomm.plan.model.transformer import MOST, Transformer
 
-__all__ = ["RECOMPUTE", "SCHEDULES", "ZERO_STAGES", "LayoutFields", "ParallelLayout", "check_axis", "with_schedule"]
+__all__ = [
+    *("PLANNED", "RECOMPUTE", "SCHEDULES", "ZERO_STAGES", "LayoutFields", "ParallelLayout", "numbers_of"),
+    "with_schedule",
+]
 
 RECOMPUTE = ("none", "selective", "full")
 ZERO_STAGES = (0, 1, 2, 3)
@@ -79,8 +83,19 @@ class ParallelLayout:
         """Return the micro-batches of each replica's share of a batch."""
         return batch // (self.dp * self.micro_batch)
 
-    def check(self, model: Transformer, batch: int, gpus: int) -> None:
-        """Check that `ringcomm.parallel` can run the layout.
+    def numbers(self, model: Transformer, batch: int) -> dict[str, Any]:
+        """Return what the rules relate."""
+        of_schedule = {"schedule": self.schedule, "micro_batches": self.micro_batches(batch)}
+        return vars(self) | of_schedule | numbers_of(model, batch)
+
+    def check(self, model: Transformer, batch: int, gpus: int, attention: str | None = None) -> None:
+        """Check that `ringcomm.parallel` can run the layout, and that nothing of it is idle.
+
+        Args:
+            model: the model
+            batch: sequences of a batch
+            gpus: number of GPUs
+            attention: that of the device, if it is known
 
         Raises:
             ArgumentError: it cannot; the message names the nearest possible values.
@@ -94,43 +109,15 @@ class ParallelLayout:
         if self.gpus != gpus:
             product = f"tp {self.tp} · pp {self.pp} · dp {self.dp} · cp {self.cp}"
             raise refuse("gpus", f"{product} = {self.gpus}", gpus)
-        for name in ("tp", "pp", "dp", "cp"):
-            check_axis(name, getattr(self, name), model, batch)
-        self._check_divisors(model, batch)
-        self._check_schedule(batch)
-        self._check_sharding(model)
+        if error := broken(self.numbers(model, batch) | {"attention": attention}, rules=PLANNED):
+            raise error
 
-    def _check_divisors(self, model: Transformer, batch: int) -> None:
-        """Check what experts, chunks and micro-batches divide."""
-        if self.ep > 1 and (not model.experts or gcd(self.dp, model.experts) % self.ep or self.zero == 3):
-            what = f"a divisor of dp = {self.dp} and of the {model.experts} experts; 1 for zero 3"
-            raise refuse("ep", what if model.experts else "1 without experts", self.ep)
-        if model.layers // self.pp % self.chunks:
-            raise refuse("chunks", nearest_divisors(model.layers // self.pp, self.chunks, "layers/pp"), self.chunks)
-        if batch // self.dp % self.micro_batch:
-            divisors = nearest_divisors(batch // self.dp, self.micro_batch, "batch/dp")
-            raise refuse("micro_batch", divisors, self.micro_batch)
 
-    def _check_schedule(self, batch: int) -> None:
-        """Check what the schedule requires."""
-        if self.split_backward and (self.recompute != "none" or self.zero == 3 or self.chunks > 2 or self.pp == 1):
-            got = f"pp {self.pp}, recompute {self.recompute}, zero {self.zero} and chunks {self.chunks}"
-            raise refuse(f"schedule {self.schedule}", "pp > 1, recompute none, zero < 3 and at most 2 chunks", got)
-        if self.schedule == "interleaved" and (self.pp == 1 or self.micro_batches(batch) % self.pp):
-            got = f"{self.micro_batches(batch)} micro-batches and pp = {self.pp}"
-            raise refuse("chunks", "1, unless pp > 1 divides the micro-batches", f"{self.chunks}, with {got}")
-
-    def _check_sharding(self, model: Transformer) -> None:
-        """Check what sequence parallelism and ZeRO require."""
-        if self.sequence_parallel and self.tp == 1:
-            raise refuse("sequence_parallel", "tp > 1", "tp 1")
-        if self.sequence_parallel and model.seq // self.cp % self.tp:
-            raise refuse("tp", nearest_divisors(model.seq // self.cp, self.tp, "seq/cp"), self.tp)
-        if self.zero and self.dp * self.cp == 1:
-            raise refuse(f"zero {self.zero}", "dp > 1 or cp > 1", "dp 1 and cp 1")
-        if self.zero == 3 and (self.tp, self.cp, self.chunks) != (1, 1, 1):
-            got = f"tp {self.tp}, cp {self.cp} and chunks {self.chunks}"
-            raise refuse("zero 3", "tp 1, cp 1 and chunks 1", got)
+def numbers_of(model: Transformer, batch: int) -> dict[str, Any]:
+    """Return what the rules of layouts relate to the axes."""
+    keys = model.kv_heads or model.heads
+    shared = {"layers": model.layers, "heads": model.heads, "kv_heads": keys, "ffn": model.inner, "seq": model.seq}
+    return shared | {"experts": model.experts, "batch": batch}
 
 
 def with_schedule(**fields: Unpack[LayoutFields]) -> ParallelLayout:
@@ -148,18 +135,41 @@ def with_schedule(**fields: Unpack[LayoutFields]) -> ParallelLayout:
     return layout
 
 
-def check_axis(name: str, size: int, model: Transformer, batch: int) -> None:
-    """Raise ArgumentError unless an axis of this size divides what it shares; the message names the nearest sizes."""
-    shared = {"tp": ("heads", model.heads), "pp": ("layers", model.layers), "dp": ("batch", batch)}
-    if name in shared:
-        what, number = shared[name]
-        if number % size:
-            raise refuse(name, nearest_divisors(number, size, what), size)
-        keys = model.kv_heads or size
-        if name == "tp" and keys % size and size % keys:
-            raise refuse(name, f"a multiple or a divisor of the {keys} heads of keys and values", size)
-        if name == "tp" and model.inner % size:
-            raise refuse(name, nearest_divisors(model.inner, size, "ffn"), size)
-    elif size > 1 and model.seq % (2 * size):  # ring attention gives each rank two parts of the sequence
-        divisors = nearest_divisors(model.seq // 2, size, "seq/2")
-        raise refuse(name, f"1 for an odd seq of {model.seq}" if model.seq % 2 else divisors, size)
+# --- Layouts that `ringcomm.parallel` can run, but nobody wants -------------------------------------------------------
+
+
+def _idle_chunks(pp: int, chunks: int) -> Refusal:
+    return refuse("chunks", "1 with pp 1", chunks) if pp == 1 < chunks else None
+
+
+def _idle_split(schedule: str, split_backward: bool, pp: int) -> Refusal:
+    return refuse(f"schedule {schedule}", "pp > 1", "pp 1") if split_backward and pp == 1 else None
+
+
+def _nothing_to_shard(sequence_parallel: bool, tp: int) -> Refusal:
+    return refuse("sequence_parallel", "tp > 1", "tp 1") if sequence_parallel and tp == 1 else None
+
+
+def _nothing_to_share(zero: int, dp: int, cp: int) -> Refusal:
+    return refuse(f"zero {zero}", "dp > 1 or cp > 1", "dp 1 and cp 1") if zero and dp * cp == 1 else None
+
+
+# --- What the attention of a device cannot do -------------------------------------------------------------------------
+
+
+def _fused_rings(attention: str, cp: int) -> Refusal:
+    unfused = attention == "unfused" and cp > 1
+    return refuse("cp", "1 with unfused attention, as ring attention is fused", cp) if unfused else None
+
+
+def _stored_scores(attention: str, recompute: str) -> Refusal:
+    if attention == "fused" and recompute == "selective":
+        return refuse("recompute", "none or full with fused attention, which stores no scores", recompute)
+    return None
+
+
+_OWN: tuple[Callable[..., Refusal], ...] = (
+    *(_idle_chunks, _idle_split, _nothing_to_shard, _nothing_to_share),
+    *(_fused_rings, _stored_scores),
+)
+PLANNED = (*RULES, *map(Rule.of, _OWN))

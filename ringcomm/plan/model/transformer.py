@@ -8,11 +8,11 @@ passes `top_k`, and a router.
 """
 
 from dataclasses import dataclass, fields
-from math import isqrt
 
 from ringcomm.errors import integer, refuse
+from ringcomm.layout_rules import nearest_divisors
 
-__all__ = ["MOST", "Transformer", "divisors", "nearest_divisors"]
+__all__ = ["MOST", "Transformer"]
 
 MOST = 10**9  # layers, sequences and so on: far beyond any model, and divisors of larger numbers take seconds
 
@@ -129,16 +129,3 @@ class Transformer:
         Equation 3 of Narayanan et al. has 96 and V/16lh instead: with every layer's forward repeated in backward.
         """
         return 3 * (self.layers * self.layer_flops(sequences, scores) + self.logit_flops(sequences))
-
-
-def divisors(number: int) -> list[int]:
-    small = [each for each in range(1, isqrt(number) + 1) if number % each == 0]
-    return sorted({*small, *(number // each for each in small)})
-
-
-def nearest_divisors(number: int, wanted: int, name: str) -> str:
-    """Return "a divisor of name = number (nearest: …)", for the message of a refusal."""
-    below = max((each for each in divisors(number) if each <= wanted), default=1)
-    above = min((each for each in divisors(number) if each >= wanted), default=number)
-    near = f"{below}" if below == above else f"{below} or {above}"
-    return f"a divisor of {name} = {number} (nearest: {near})"

@@ -1,63 +1,58 @@
-"""Every layout of a workload that `ringcomm.parallel` can run."""
+"""Every layout of a workload that `ringcomm.parallel` can run, and that has nothing idle."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from itertools import product
-from math import gcd
-from typing import Any, TypeVar
+from typing import Any
 
+from ringcomm.layout_rules import broken, divisors
 from ringcomm.pipelining.schedule import SPLIT_BACKWARD
-from ringcomm.plan.model.layout import RECOMPUTE, SCHEDULES, ZERO_STAGES, LayoutFields, ParallelLayout
-from ringcomm.plan.model.transformer import divisors
+from ringcomm.plan.model.layout import (
+    PLANNED,
+    RECOMPUTE,
+    SCHEDULES,
+    ZERO_STAGES,
+    LayoutFields,
+    ParallelLayout,
+    numbers_of,
+)
 from ringcomm.plan.model.workload import Workload
 
 __all__ = ["axes", "axis_sizes", "layouts"]
 
-T = TypeVar("T")
+CHOICES = ("micro_batch", "ep", "sequence_parallel", "chunks", "recompute", "zero")  # made in this order
+FIELDS = tuple(each.name for each in fields(ParallelLayout))
+# What a choice may break: a rule of it, or of what follows from it.
+RULES_OF = {name: [rule for rule in PLANNED if name in rule.needs] for name in FIELDS}
+RULES_OF["chunks"] += [rule for rule in PLANNED if "schedule" in rule.needs and "chunks" not in rule.needs]
+
+Numbers = dict[str, Any]
 
 
 def layouts(workload: Workload, fixed: LayoutFields | None = None) -> Iterator[ParallelLayout]:
     """Yield every legal layout, those of a family one after another.
 
-    Sequence parallelism needs tp > 1, ZeRO replicas, expert parallelism experts, and selective recomputation unfused
-    attention, which stores its scores; ring attention is fused, so cp > 1 needs fused attention. Backward is split only
-    if the schedule is fixed to one that does: such schedules have no closed form, and take long to price.
+    Backward is split only if the schedule is fixed to one that does: such schedules have no closed form, and take long
+    to price.
     """
-    model, device, fixed = workload.model, workload.device, fixed or {}
-    schedules = [fixed["schedule"]] if "schedule" in fixed else ["1f1b", "interleaved"]
-    split = schedules[0] in SPLIT_BACKWARD
+    fixed = fixed or {}
+    split = fixed.get("schedule") in SPLIT_BACKWARD
     for tp, pp, dp, cp in axes(workload, fixed):
-        share = workload.batch // dp
-        sharded = [False, True] if tp > 1 and model.seq // cp % tp == 0 else [False]
-        stored = device.attention == "unfused"
-        recompute = [each for each in RECOMPUTE if each == "none" or (not split and (stored or each == "full"))]
-        zero = ZERO_STAGES if dp * cp > 1 else ZERO_STAGES[:1]
-        for micro_batch in _allowed(fixed, "micro_batch", divisors(share)):
-            several = [] if pp == 1 or (not split and share // micro_batch % pp) else divisors(model.layers // pp)[1:]
-            chunks = [1] * (pp > 1 or not split) + [each for each in several if not split or each == 2]
-            chunks = [each for each in _allowed(fixed, "chunks", chunks) if SCHEDULES[split, each > 1] in schedules]
-            choices: Iterable[tuple[Any, ...]] = product(
-                _allowed(fixed, "ep", divisors(gcd(dp, model.experts)) if model.experts else [1]),
-                _allowed(fixed, "sequence_parallel", sharded),
-                chunks,
-                _allowed(fixed, "recompute", recompute),
-                _allowed(fixed, "zero", zero),
-            )
-            for ep, sequence_parallel, v, again, stage in choices:
-                if stage < 3 or (tp, cp, v, ep, split) == (1, 1, 1, 1, False):
-                    yield ParallelLayout(tp, pp, dp, cp, micro_batch, v, again, sequence_parallel, stage, split, ep)
+        known = _numbers(workload) | {"tp": tp, "pp": pp, "dp": dp, "cp": cp, "split_backward": split}
+        for _ in _with_choices(known, fixed, CHOICES):
+            yield ParallelLayout(*map(known.__getitem__, FIELDS))
 
 
 def axis_sizes(workload: Workload, fixed: LayoutFields) -> dict[str, list[int]]:
     """Return the sizes of each axis that divide what it shares."""
-    model = workload.model
-    keys, unfused = model.kv_heads or model.heads, workload.device.attention == "unfused"
-    sizes = {
-        "tp": [tp for tp in divisors(gcd(model.heads, model.inner)) if keys % tp == 0 or tp % keys == 0],
-        "pp": divisors(model.layers),
-        "dp": divisors(workload.batch),
-        "cp": [cp for cp in divisors(model.seq) if cp == 1 or (model.seq % (2 * cp) == 0 and not unfused)],
+    shared = {"tp": workload.model.heads, "pp": workload.model.layers, "dp": workload.batch, "cp": workload.model.seq}
+    known = _numbers(workload)
+    return {
+        axis: [
+            size for size in _allowed(fixed, axis, divisors(number)) if not broken(known | {axis: size}, RULES_OF[axis])
+        ]
+        for axis, number in shared.items()
     }
-    return {axis: _allowed(fixed, axis, values) for axis, values in sizes.items()}
 
 
 def axes(workload: Workload, fixed: LayoutFields) -> Iterator[tuple[int, int, int, int]]:
@@ -70,5 +65,44 @@ def axes(workload: Workload, fixed: LayoutFields) -> Iterator[tuple[int, int, in
             yield tp, pp, dp, cp
 
 
-def _allowed(fixed: Mapping[str, object], name: str, values: Sequence[T]) -> list[T]:
+def _with_choices(known: Numbers, fixed: LayoutFields, names: Sequence[str]) -> Iterator[None]:
+    """Add all choices of the other numbers that break no rule to these, one after another; then they are as before."""
+    if not names:
+        yield
+        return
+    name, *others = names
+    rules = RULES_OF[name]
+    for value in _allowed(fixed, name, _values(name, known)):
+        known[name] = value
+        if name == "micro_batch":
+            known["micro_batches"] = known["batch"] // known["dp"] // value
+        if name == "chunks":
+            known["schedule"] = SCHEDULES[known["split_backward"], value > 1]
+            if known["schedule"] != fixed.get("schedule", known["schedule"]):
+                continue
+        if not broken(known, rules):
+            yield from _with_choices(known, fixed, others)
+    known.pop(name, None)
+
+
+def _values(name: str, known: Numbers) -> Sequence[Any]:
+    match name:
+        case "micro_batch":
+            return divisors(known["batch"] // known["dp"])
+        case "ep":
+            return divisors(known["experts"]) if known["experts"] else [1]
+        case "chunks":
+            return divisors(known["layers"] // known["pp"])
+        case "recompute":
+            return RECOMPUTE
+        case "zero":
+            return ZERO_STAGES
+    return False, True
+
+
+def _numbers(workload: Workload) -> Numbers:
+    return numbers_of(workload.model, workload.batch) | {"attention": workload.device.attention}
+
+
+def _allowed(fixed: Mapping[str, object], name: str, values: Sequence[Any]) -> list[Any]:
     return [each for each in values if fixed.get(name, each) == each]

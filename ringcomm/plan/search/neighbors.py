@@ -7,8 +7,8 @@ from math import gcd
 from typing import Any
 
 from ringcomm.errors import ArgumentError
+from ringcomm.layout_rules import divisors
 from ringcomm.plan.model.layout import RECOMPUTE, ZERO_STAGES, ParallelLayout
-from ringcomm.plan.model.transformer import divisors
 from ringcomm.plan.search.search import Candidate, SearchResult, price
 
 __all__ = ["Explainer"]

@@ -5,21 +5,12 @@ from itertools import product
 from math import prod
 
 from ringcomm.errors import ArgumentError, refuse
-from ringcomm.plan.model.devices import Accelerator
-from ringcomm.plan.model.layout import LayoutFields, check_axis, with_schedule
-from ringcomm.plan.model.transformer import divisors
+from ringcomm.layout_rules import broken, divisors
+from ringcomm.plan.model.layout import PLANNED, LayoutFields, numbers_of, with_schedule
 from ringcomm.plan.model.workload import Workload
 from ringcomm.plan.search.layouts import axes, axis_sizes
 
-__all__ = ["check_attention", "no_layout"]
-
-
-def check_attention(device: Accelerator, cp: int, recompute: str) -> None:
-    """Raise ArgumentError if the attention of the device cannot be split or recomputed so."""
-    if cp > 1 and device.attention == "unfused":
-        raise refuse("cp", "1 with unfused attention, as ring attention is fused", cp)
-    if recompute == "selective" and device.attention == "fused":
-        raise refuse("recompute", "none or full with fused attention, which stores no scores", recompute)
+__all__ = ["no_layout"]
 
 
 def no_layout(workload: Workload, fixed: LayoutFields) -> ArgumentError:
@@ -30,9 +21,11 @@ def no_layout(workload: Workload, fixed: LayoutFields) -> ArgumentError:
     """
     model, gpus, batch = workload.model, workload.gpus, workload.batch
     given_axes: dict[str, int] = {axis: fixed[axis] for axis in ("tp", "pp", "dp", "cp") if axis in fixed}
-    for axis, size in given_axes.items():
-        check_axis(axis, size, model, batch)
-    check_attention(workload.device, fixed.get("cp", 1), fixed.get("recompute", "none"))
+    shared = numbers_of(model, batch) | {"attention": workload.device.attention}
+    for name, value in fixed.items():
+        error = broken({**shared, name: value}, rules=PLANNED) if name in (*given_axes, "recompute") else None
+        if error:
+            raise error
     given = " · ".join(f"{axis} {size}" for axis, size in given_axes.items())
     if gpus % prod(given_axes.values()):
         return refuse("gpus", f"a multiple of {given}{_nearest_multiples(gpus, given_axes)}", gpus)
@@ -47,7 +40,7 @@ def no_layout(workload: Workload, fixed: LayoutFields) -> ArgumentError:
     # Pipelines first: only they can have chunks.
     for tp, pp, dp, cp in sorted(axes(workload, fixed), key=lambda sizes: sizes[1] == 1):
         fields: LayoutFields = {**fixed, "tp": tp, "pp": pp, "dp": dp, "cp": cp}
-        with_schedule(**fields).check(model, batch, gpus)
+        with_schedule(**fields).check(model, batch, gpus, workload.device.attention)
     chosen = ", ".join(f"{name} {value}" for name, value in fixed.items())
     return ArgumentError(f"no layout of {gpus} GPUs has {chosen}, for {what}")
 

@@ -6,15 +6,16 @@ from itertools import groupby, islice, takewhile
 from typing import NamedTuple
 
 from ringcomm.errors import ArgumentError, integer
+from ringcomm.layout_rules import divisors
 from ringcomm.plan.model.devices import gib
 from ringcomm.plan.model.layout import RECOMPUTE, LayoutFields, ParallelLayout
-from ringcomm.plan.model.transformer import MOST, divisors
+from ringcomm.plan.model.transformer import MOST
 from ringcomm.plan.model.workload import Workload
 from ringcomm.plan.price.layer import CAUSAL
 from ringcomm.plan.price.memory import MemoryUse, memory_use
 from ringcomm.plan.price.step import Pricing, StepCost
 from ringcomm.plan.search.layouts import layouts
-from ringcomm.plan.search.refusals import check_attention, no_layout
+from ringcomm.plan.search.refusals import no_layout
 
 __all__ = ["TIE", "Candidate", "SearchResult", "differences", "price", "search"]
 
@@ -76,8 +77,7 @@ def price(workload: Workload, layout: ParallelLayout) -> Candidate:
     Raises:
         ArgumentError: it is not legal.
     """
-    layout.check(workload.model, workload.batch, workload.gpus)
-    check_attention(workload.device, layout.cp, layout.recompute)
+    layout.check(workload.model, workload.batch, workload.gpus, workload.device.attention)
     return Candidate(workload, layout, Pricing(workload).step(layout), _fullest(workload, layout))
 
 

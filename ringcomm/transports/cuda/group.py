@@ -140,8 +140,8 @@ class CudaGroup:
         return launch
 
     def _counts(self, name: str, call: CollectiveCall) -> tuple[list[int], list[int]] | None:
-        """Return the counts of an all_to_all, which only pairs of ranks know."""
-        if name != "all_to_all" or call.counts == NULL:
+        """Return counts that only pairs of ranks know."""
+        if not COLLECTIVES[name].exchanges or call.counts == NULL:
             return None
         size, rank = self._host.size, self._host.rank
         sent, received = [*call.counts[0:size]], [*call.counts[size : 2 * size]]

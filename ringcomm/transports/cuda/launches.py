@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ringcomm.completion import call_back
+from ringcomm.callbacks import call_back
 from ringcomm.devices.contract import Device
 from ringcomm.errors import RingcommError
 from ringcomm.native import check, ffi, lib

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ringcomm.adapters import ON_GPUS
-from ringcomm.completion import when_done
+from ringcomm.callbacks import when_done
 from ringcomm.devices.contract import Device, Memory, Pointer
 from ringcomm.devices.gpu import process
 from ringcomm.errors import ArgumentError, RingcommError, refuse

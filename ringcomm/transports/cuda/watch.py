@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 from weakref import WeakValueDictionary
 
-from ringcomm.completion import call_back, call_back_apart
+from ringcomm.callbacks import call_back, call_back_apart
 from ringcomm.devices.contract import Device
 from ringcomm.errors import Aborted, RingcommError, describe_error
 from ringcomm.machine.threads import start_thread

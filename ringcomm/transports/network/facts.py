@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from ringcomm.algorithms.link_cost import link_facts, selector
+from ringcomm.algorithms.link_parameters import link_facts, selector
 from ringcomm.algorithms.select import AlgorithmSelector, check_name
 from ringcomm.bootstrap.place import host_id
 from ringcomm.config import Config

@@ -85,7 +85,7 @@ class HostsGpus:
         check(lib.rc_agree_on_gpus(self._group.handle, row.code, (arguments,), timeout))
         blocks = Blockwise(self._group.rank, self._group.size, name, call)
         program = OnGpus(self._layout, blocks, call.source == call.target, self._selector)
-        program.record()
+        program.in_stages()
         memories = call.source, call.target, self._reserve(program.scratch * blocks.item)
         for step in program.steps:
             self._do(name, step, call, memories, blocks.item, deadline)

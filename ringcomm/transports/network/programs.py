@@ -15,7 +15,8 @@ the slices.
 | reduce_scatter | reduce_scatter | reduce_scatter | slices to blocks |
 
 Blocks to slices, and back, is an all_to_all. So no data crosses between two hosts twice, and all rails carry the same
-load. In an all_to_all the blocks for other hosts go straight to their ranks.
+load. In an all_to_all the blocks for other hosts go straight to their ranks. A collective without stages runs its
+algorithm among all ranks.
 
 The stages of large arrays overlap, in chunks.
 """
@@ -38,10 +39,10 @@ __all__ = ["CollectivePrograms", "program_of"]
 def program_of(hosts: HostLayout, call: Blockwise, in_place: bool, selector: AlgorithmSelector) -> Program:
     """Return this rank's program. Peers are ranks of the group."""
     recorder = CollectivePrograms(hosts, call, in_place, selector)
-    if max(map(len, hosts.ranks)) == 1:
-        recorder.between_ranks()
+    if max(map(len, hosts.ranks)) > 1 and hasattr(recorder, call.name):
+        recorder.in_stages()
     else:
-        recorder.record()
+        recorder.among_ranks()
     return Program(tuple(recorder.steps), recorder.scratch, recorder.algorithm)
 
 
@@ -52,18 +53,18 @@ def overlaps(which: int, counts: Counts, others: Counts) -> list[int]:
 
 
 class CollectivePrograms(Recorder):
-    """Each method of the name of a collective records that collective."""
+    """A method of the name of a collective records its stages where hosts have several ranks."""
 
-    def record(self) -> None:
-        """Record the collective of the call."""
-        steps = getattr(self, self._call.name, None)
-        if steps is None:
-            raise RingcommError(f"{self._call.name} has no implementation between hosts with several ranks")
-        steps()
+    def in_stages(self) -> None:
+        """Record the stages of the collective of the call."""
+        stages = getattr(self, self._call.name, None)
+        if stages is None:
+            raise RingcommError(f"{self._call.name} has no stages between hosts with several ranks")
+        stages()
 
-    def between_ranks(self) -> None:
-        """Run the collective on one rank per host."""
-        call, size = self._call, len(self._hosts.ranks)
+    def among_ranks(self) -> None:
+        """Run the algorithm among all ranks, wherever they run."""
+        call, size = self._call, self._call.n
         counted = call.recv_rows is not call.rows
         rows = even(call.count, size) if call.name in WHOLE else tuple(call.rows)
         lengths = Lengths(rows, tuple(call.recv_rows) if counted else ())

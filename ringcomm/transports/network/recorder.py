@@ -66,8 +66,9 @@ class Recorder:
         self, collective: str, source: Block, target: Block, counts: Counts | None = None, root: int = 0
     ) -> None:
         """Run a collective on the ranks of this host."""
-        block = source if COLLECTIVES[collective].given in ("ARRAY", "BLOCK") else target
-        count = 0 if collective == "all_to_all" else block.length
+        row = COLLECTIVES[collective]
+        block = source if row.given in ("ARRAY", "BLOCK") else target
+        count = 0 if row.exchanges else block.length
         self.steps.append(Local(collective, source, target, count, tuple(counts or ()), root))
 
     def _between(
@@ -96,7 +97,7 @@ class Recorder:
         skip: Collection[int] = (),
     ) -> None:
         """Run the schedule of an algorithm among `ranks`; this rank's own data is copied first, as `record` expects."""
-        if algorithm.collective == "all_to_all" and source == target:
+        if COLLECTIVES[algorithm.collective].exchanges and source == target:
             source = self._empty([target.length])
             self._copy(target, source)
         own = call_layout(algorithm.collective, me, lengths, root)

@@ -29,7 +29,6 @@ __all__ = ["Network", "NetworkTransport", "first_number"]
 log = logging.getLogger("ringcomm")
 
 NO_BLOCK = (0, 0, 0)
-MOVES_AS = {"split": "all_gather", "empty": "all_gather", "grow": "all_gather", "close": "barrier"}
 
 
 def first_number() -> int:
@@ -207,8 +206,8 @@ class NetworkTransport(NativeTransport):
     def _record(self, collective: int, arguments: Any) -> None:
         """Record the program of a call, which needs it for the first time: the core asks for it."""
         call = CollectiveCall(*(getattr(arguments, name) for name in CollectiveCall._fields))
-        name = tuple(COLLECTIVES)[collective]
-        blocks = Blockwise(self.rank, self.size, MOVES_AS.get(name, name), call)
+        row = [*COLLECTIVES.values()][collective]
+        blocks = Blockwise(self.rank, self.size, row.moves_as, call)
         program = program_of(self._layout, blocks, call.source == call.target, self._network.selector)
         if program.algorithm not in self._algorithms:
             self._algorithms.append(program.algorithm)

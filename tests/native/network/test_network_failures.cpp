@@ -300,7 +300,7 @@ void an_abort_by_a_mismatch_shows_it_before_the_records_come() {
         ringcomm::NetworkGroup group(
             world, {1, {0, 1}, rank, {{{0}, {1}}, rank, 0}, {.flight = std::make_shared<ringcomm::FlightRecord>()}, {}},
             small_tuning());
-        ringcomm::CollectiveEngine collectives(group);
+        ringcomm::CollectiveQueue collectives(group);
         std::vector<int> x(3);
         auto* const data = reinterpret_cast<std::byte*>(x.data());
         ringcomm::CallRecord call{RC_ALL_REDUCE, data, data, 3, RC_INT32, rank ? RC_MAX : RC_SUM, 1.0, 0, nullptr, 60};

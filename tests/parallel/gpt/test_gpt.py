@@ -91,12 +91,12 @@ def test_every_layout_of_up_to_eight_ranks_and_every_schedule(layout, schedule, 
 @torch_world.on(2)
 def test_layers_and_sequences_that_cannot_be_divided_are_refused():
     grid = Grid(tp=2)
-    with pytest.raises(ArgumentError, match="layers: expected a multiple of pp 1 · chunks 3 = 3, got 2"):
+    with pytest.raises(ArgumentError, match=r"chunks: expected a divisor of layers/pp = 2 \(nearest: 2\), got 3"):
         gpt_stages(config_for(2, 1), grid, make_schedule("interleaved", 1, 1, 3))
     (model,) = gpt_stages(config_for(2, 1, sequence_parallel=True), grid)
     with pytest.raises(ArgumentError, match="length of a sequence: expected at most 8, got 9"):
         model(torch.zeros(1, 9, dtype=torch.int64))
-    with pytest.raises(ArgumentError, match="length of a sequence: expected a multiple of tp = 2, got 7"):
+    with pytest.raises(ArgumentError, match=r"tp: expected a divisor of seq/cp = 7 \(nearest: 1 or 7\), got 2"):
         model(torch.zeros(1, 7, dtype=torch.int64))
 
 

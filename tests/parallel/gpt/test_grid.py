@@ -67,7 +67,7 @@ def refused():
         Grid(tp=3, pp=2)
     with pytest.raises(ArgumentError, match="tp: expected an integer from 1"):
         Grid(dp=2, tp=0)
-    with pytest.raises(ArgumentError, match="ep: expected a divisor of dp = 2, got 4"):
+    with pytest.raises(ArgumentError, match=r"ep: expected a divisor of dp = 2 \(nearest: 2\), got 4"):
         Grid(dp=2, ep=4)
     for text in ("dp=2,dp=1", "dp", "dp=-2", "world=2", ""):
         with pytest.raises(ArgumentError, match=r"grid: expected each of .* at most once, as in 'dp=2,tp=4'"):

@@ -202,12 +202,12 @@ def test_layers_and_tensors_that_cannot_be_divided_are_refused():
     for make, words in (
         (lambda: ColumnParallelLinear(4, 3, tp), "out_features: expected a multiple of tp = 2, got 3"),
         (lambda: RowParallelLinear(3, 4, tp), "in_features: expected a multiple of tp = 2, got 3"),
-        (lambda: ParallelAttention(12, 3, tp), "heads: expected a multiple of tp = 2, got 3"),
+        (lambda: ParallelAttention(12, 3, tp), r"tp: expected a divisor of heads = 3 \(nearest: 1 or 3\), got 2"),
         (lambda: ParallelAttention(16, 3, tp), "hidden size: expected a multiple of the 3 heads, got 16"),
         (lambda: ParallelAttention(16, 4, tp, kv_heads=3), "heads: expected a multiple of the 3 kv_heads, got 4"),
         (
             lambda: ParallelAttention(12, 6, tp, kv_heads=3),
-            "a multiple or a divisor of tp = 2, got 3",
+            "tp: expected a multiple or a divisor of kv_heads = 3, got 2",
         ),
         (lambda: ParallelAttention(16, 0, tp), "heads: expected an integer from 1"),
         (lambda: ParallelAttention(16, 4, tp, kv_heads=0), "kv_heads: expected an integer from 1"),

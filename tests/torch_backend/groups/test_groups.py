@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 from harness import torch_world
 from harness.failures import raised, until
 from ringcomm import ArgumentError, RingcommError
-from ringcomm.completion import inside_callback
+from ringcomm.callbacks import inside_callback
 from ringcomm.work import StartedWork
 
 # --- Objects, barriers, coalesced calls -------------------------------------------------------------------------------

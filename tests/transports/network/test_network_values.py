@@ -19,7 +19,7 @@ from cases.between_hosts import (
     uneven,
     values,
 )
-from cases.collectives import PLANS, share
+from cases.collectives import PLANS, Case, share, start
 from cases.reference import OPS, assert_same, filled, numpy_dtype, reduced
 from ringcomm.algorithms.cost import LinkCost
 from ringcomm.algorithms.schedule import even
@@ -53,12 +53,12 @@ def test_moved_and_exact_data_of_all_sizes(layout, segment):
         run_on(layout, check_exact, collectives, segment, algorithm=name)
 
 
-def check_sizes(comm, collectives, sizes, dtype):
+def check_sizes(comm, collectives, sizes):
     """Make calls on blocks of so many bytes; return the paths by collective and size."""
     paths = {}
     for collective in collectives:
         for size in sizes:
-            check_integers(comm, collective, size // numpy_dtype(dtype).itemsize, dtype)
+            check_integers(comm, collective, size // 8)
             paths[collective, size] = comm._transport.path()[0]
     return paths
 
@@ -68,34 +68,9 @@ def around(size):
     return size - 8, size, size + 8
 
 
-def check_integers(comm, collective, count, dtype):
-    """Call a collective on blocks of `count` elements, which are small integers."""
-    size, me, root = comm.size, comm.rank, comm.size - 1
-    length = count if collective in WHOLE else count * size
-    whole = [((np.arange(length) + 7 * rank) % 11).astype(dtype) for rank in range(size)]
-    mine, total = whole[me], sum(whole[1:], whole[0].copy())
-    blocks = [x[rank * count : (rank + 1) * count] for rank, x in enumerate(whole)]
-    if collective == "all_reduce":
-        assert_same(comm.all_reduce(mine.copy()), total)
-    elif collective == "reduce":
-        result = comm.reduce(mine.copy(), root=root)
-        assert result is None if me != root else (result == total).all()
-    elif collective == "broadcast":
-        assert_same(comm.broadcast(mine.copy(), root), whole[root])
-    elif collective == "all_gather":
-        assert_same(comm.all_gather(blocks[me]), np.stack(blocks))
-    elif collective == "gather":
-        result = comm.gather(blocks[me], root=root)
-        assert result is None if me != root else (result == np.stack(blocks)).all()
-    elif collective == "scatter":
-        out = np.empty(count, dtype)
-        comm.scatter(mine.reshape(size, count) if me == root else None, out, root)
-        assert_same(out, whole[root].reshape(size, count)[me])
-    elif collective == "reduce_scatter":
-        assert_same(comm.reduce_scatter(mine), total.reshape(size, count)[me])
-    else:
-        result = comm.all_to_all(mine.reshape(size, count))
-        assert_same(result, np.stack([x.reshape(size, count)[me] for x in whole]))
+def check_integers(comm, collective, count):
+    """Call a collective on blocks of `count` integers of 8 bytes."""
+    start(comm, Case(collective, (0, count), dtype="int64", root=comm.size - 1), 1)()
 
 
 @layouts
@@ -103,7 +78,7 @@ def test_calls_around_the_sizes_where_the_path_changes(layout):
     size = len(layout)
     limit = ONE_SHOT if len({*layout}) == size else SLOT
     sizes = [*around(limit), *around(limit // size // 8 * 8)]
-    for paths in run_on(layout, check_sizes, [*PLANS], sizes, "float64"):
+    for paths in run_on(layout, check_sizes, [*PLANS], sizes):
         for name in ("all_reduce", "reduce", "broadcast"):
             assert [paths[name, each] == "one-shot" for each in around(limit)] == [True, True, False]
 
@@ -113,10 +88,10 @@ def test_calls_around_the_length_of_a_piece(layout):
     hosts = hosts_of(layout)
     slices = PIECE * min(map(len, hosts))  # of an all_reduce by recursive doubling, which sends whole slices
     sizes = [*around(slices), *around(4 * slices), 9 * slices + 8]
-    run_on(layout, check_sizes, ["all_reduce", "reduce", "broadcast"], sizes, "int64", algorithm="recursive_doubling")
+    run_on(layout, check_sizes, ["all_reduce", "reduce", "broadcast"], sizes, algorithm="recursive_doubling")
     sizes = around(slices * len(hosts))  # ring divides the slices
-    run_on(layout, check_sizes, ["all_reduce", "broadcast"], sizes, "float64", algorithm="ring")
-    run_on(layout, check_sizes, [name for name in PLANS if name not in WHOLE], around(PIECE), "int64")
+    run_on(layout, check_sizes, ["all_reduce", "broadcast"], sizes, algorithm="ring")
+    run_on(layout, check_sizes, [name for name in PLANS if name not in WHOLE], around(PIECE))
 
 
 # --- Sums that are rounded --------------------------------------------------------------------------------------------
@@ -139,7 +114,7 @@ def test_sums_of_several_pieces_are_rounded_as_the_schedule_defines(layout):
 def test_chunks_have_the_same_bits_and_the_sums_of_the_schedule(layout, monkeypatch):
     monkeypatch.setattr(recorder, "MESSAGE_BYTES", 1000)
     slow = {"algorithm": "ring", "link_bandwidth": 0.1}
-    run_on(layout, check_sizes, ["all_reduce", "reduce", "broadcast"], [7992, 8000, 8008, 40_000], "int64", **slow)
+    run_on(layout, check_sizes, ["all_reduce", "reduce", "broadcast"], [7992, 8000, 8008, 40_000], **slow)
     calls = [(9001, kind) for kind in ROUNDED]
     run_on(layout, check_rounded, layout, ["all_reduce", "reduce"], "ring", calls, LinkCost(0, 1e-8), **slow)
 
@@ -206,12 +181,12 @@ def check_groups(comm):
         if group is None:
             continue
         for count in (3, 30_000):
-            check_integers(group, "all_reduce", count, "float32")
-            check_integers(group, "all_to_all", count, "float32")
+            check_integers(group, "all_reduce", count)
+            check_integers(group, "all_to_all", count)
             works = [group.all_reduce(np.full(count, group.rank + 1.0), async_op=True) for _ in range(5)]
             assert all((work.wait() == group.size * (group.size + 1) / 2).all() for work in works)
         with group.split(0) as inner:
-            check_integers(inner, "all_gather", 3000, "float32")
+            check_integers(inner, "all_gather", 3000)
         group.close()
 
 

@@ -118,8 +118,8 @@ def test_a_process_is_a_member_once():
     run_on("0011", refuse_members)
 
 
-def test_a_collective_without_a_program_is_refused_with_its_name():
+def test_a_collective_without_stages_is_refused_with_its_name():
     recorder = object.__new__(CollectivePrograms)
     recorder._call = SimpleNamespace(name="scan")
-    with pytest.raises(RingcommError, match=r"^scan has no implementation between hosts with several ranks$"):
-        recorder.record()
+    with pytest.raises(RingcommError, match=r"^scan has no stages between hosts with several ranks$"):
+        recorder.in_stages()

@@ -1,4 +1,4 @@
-// What the core measures once, at the start, because machines differ.
+// The latency of a cache line between two cores, and of a wake-up: measured at the start, because machines differ.
 #pragma once
 
 #include <cstddef>
@@ -7,10 +7,10 @@
 namespace ringcomm {
 
 // The nanoseconds that a cache line takes from one core to the other and back: the least that an exchange takes.
-double probe_line(int first, int second);
+double line_latency(int first, int second);
 
 // The nanoseconds from a wake-up by a thread on the core `waker` until the thread that slept on the core `sleeper`
 // runs.
-uint64_t probe_wake(int waker, int sleeper);
+uint64_t wake_latency(int waker, int sleeper);
 
 }  // namespace ringcomm

@@ -12,14 +12,14 @@
 
 namespace ringcomm {
 
-class CollectiveEngine {
+class CollectiveQueue {
 public:
-    explicit CollectiveEngine(PeerGroup& group) : group_(group) {}
-    ~CollectiveEngine() { stop(); }
+    explicit CollectiveQueue(PeerGroup& group) : group_(group) {}
+    ~CollectiveQueue() { stop(); }
 
     void run(CallRecord& call);
     // `awaited`: this thread waits for it next.
-    std::shared_ptr<Work> queue(const CallRecord& call, bool awaited = false);
+    std::shared_ptr<Work> enqueue(const CallRecord& call, bool awaited = false);
     void check_calls();  // throws a mismatch that a call has left
     void stop();         // after group.start_closing(); queued calls fail
     // While they are parts of a call, collectives are not entered into the trace.

@@ -1,5 +1,5 @@
-// CollectiveEngine: the collectives of a communicator, one at a time.
-#include "collectives/engine.h"
+// CollectiveQueue: the collectives of a communicator, one at a time.
+#include "collectives/queue.h"
 
 #include <algorithm>
 
@@ -9,69 +9,69 @@
 namespace ringcomm {
 
 // Destroyed once the executor is free again.
-class CollectiveEngine::WakesFirst {
+class CollectiveQueue::WakesFirst {
 public:
     // `unawaited`: how many calls no thread waits for yet.
-    explicit WakesFirst(CollectiveEngine& engine, int unawaited = 0) : engine_(engine), unawaited_(unawaited) {}
+    explicit WakesFirst(CollectiveQueue& queue, int unawaited = 0) : queue_(queue), unawaited_(unawaited) {}
     ~WakesFirst();
     WakesFirst(const WakesFirst&) = delete;
 
 private:
-    CollectiveEngine& engine_;
+    CollectiveQueue& queue_;
     const int unawaited_;
 };
 
-struct CollectiveEngine::QueuedCall : Work {
-    QueuedCall(CollectiveEngine& engine, const CallRecord& call) : call(call), engine(engine) {
+struct CollectiveQueue::QueuedCall : Work {
+    QueuedCall(CollectiveQueue& queue, const CallRecord& call) : call(call), queue(queue) {
         if (!call.counts) return;
-        const int blocks = (collectives[call.collective].exchanges() ? 2 : 1) * engine.group_.size;
+        const int blocks = (collectives[call.collective].exchanges() ? 2 : 1) * queue.group_.size;
         counts.assign(call.counts, call.counts + blocks);
         this->call.counts = counts.data();
     }
     void wait(PeerGroup& group, uint64_t deadline) override {
         if (deadline != UINT64_MAX) {
             detach();  // this thread must not run a call, which may take longer
-        } else if (std::unique_lock free(engine.executor_, std::try_to_lock); free) {
-            engine.run_until(*this, std::move(free));
+        } else if (std::unique_lock free(queue.executor_, std::try_to_lock); free) {
+            queue.run_until(*this, std::move(free));
         }
         if (!done()) Work::wait(group, deadline);
     }
     bool run_here(std::unique_lock<std::mutex>& lock) override {
-        std::unique_lock free(engine.executor_, std::try_to_lock);
+        std::unique_lock free(queue.executor_, std::try_to_lock);
         if (!free) return false;  // who holds it wakes this thread afterwards
         lock.unlock();
-        engine.run_until(*this, std::move(free));
+        queue.run_until(*this, std::move(free));
         lock.lock();
         return true;
     }
-    void advance() override { engine.run_arrived(); }
-    void detach() override { engine.detach(*this); }
+    void advance() override { queue.run_arrived(); }
+    void detach() override { queue.detach(*this); }
     using Work::wake;
 
     CallRecord call;
-    CollectiveEngine& engine;
+    CollectiveQueue& queue;
     std::vector<uint64_t> counts;
     bool detached = false;
 };
 
-CollectiveEngine::WakesFirst::~WakesFirst() {
-    if (engine_.pending_.load() <= unawaited_) return;
-    if (const auto first = engine_.first()) first->wake();
+CollectiveQueue::WakesFirst::~WakesFirst() {
+    if (queue_.pending_.load() <= unawaited_) return;
+    if (const auto first = queue_.first()) first->wake();
 }
 
-void CollectiveEngine::run(CallRecord& call) {
+void CollectiveQueue::run(CallRecord& call) {
     group_.ensure_ready();
     if (pending_.load() == 0) {
         const WakesFirst wakes(*this);
         const std::unique_lock executor(executor_, std::try_to_lock);
         if (executor && pending_.load() == 0) return execute(call, false);
     }
-    const auto work = queue(call, true);
+    const auto work = enqueue(call, true);
     work->wait(group_, UINT64_MAX);
     work->result();
 }
 
-std::shared_ptr<Work> CollectiveEngine::queue(const CallRecord& call, bool awaited) {
+std::shared_ptr<Work> CollectiveQueue::enqueue(const CallRecord& call, bool awaited) {
     group_.ensure_ready();
     auto work = std::make_shared<QueuedCall>(*this, call);
     const WakesFirst wakes(*this, 1);
@@ -90,18 +90,18 @@ std::shared_ptr<Work> CollectiveEngine::queue(const CallRecord& call, bool await
     return work;
 }
 
-std::shared_ptr<CollectiveEngine::QueuedCall> CollectiveEngine::first() {
+std::shared_ptr<CollectiveQueue::QueuedCall> CollectiveQueue::first() {
     const std::lock_guard lock(mutex_);
     return queue_.empty() ? nullptr : queue_.front();
 }
 
-void CollectiveEngine::start(CallRecord& call) {
+void CollectiveQueue::start(CallRecord& call) {
     begin(call);
     group_.start_collective(call);
     call.started = true;
 }
 
-void CollectiveEngine::start_first() {
+void CollectiveQueue::start_first() {
     if (pending_.load() == 0) return;
     const std::lock_guard lock(mutex_);
     if (queue_.empty() || group_.closing() || group_.has_failed()) return;
@@ -110,12 +110,12 @@ void CollectiveEngine::start_first() {
 }
 
 // Where another thread runs a call, that one throws it.
-void CollectiveEngine::check_calls() {
+void CollectiveQueue::check_calls() {
     const std::unique_lock executor(executor_, std::try_to_lock);
     if (executor) group_.check_calls();
 }
 
-bool CollectiveEngine::run_next() {
+bool CollectiveQueue::run_next() {
     std::shared_ptr<QueuedCall> next;
     {
         const std::lock_guard lock(mutex_);
@@ -138,14 +138,14 @@ bool CollectiveEngine::run_next() {
     return true;
 }
 
-void CollectiveEngine::run_until(const Work& call, std::unique_lock<std::mutex> executor) {
+void CollectiveQueue::run_until(const Work& call, std::unique_lock<std::mutex> executor) {
     const WakesFirst wakes(*this);
     const auto held = std::move(executor);  // freed first
     while (!call.done() && run_next()) continue;
     start_first();
 }
 
-void CollectiveEngine::run_arrived() {
+void CollectiveQueue::run_arrived() {
     constexpr uint64_t PATIENCE_NS = 20'000'000;
     if (group_.interrupted_here()) return;
     std::shared_ptr<QueuedCall> next;
@@ -160,7 +160,7 @@ void CollectiveEngine::run_arrived() {
     if (next && (!next->call.started || tick_ns() > next->call.start + PATIENCE_NS)) detach(*next);
 }
 
-void CollectiveEngine::detach(QueuedCall& call) {
+void CollectiveQueue::detach(QueuedCall& call) {
     const std::lock_guard lock(mutex_);
     if (call.done() || stopping_) return;
     start_progress_thread();
@@ -168,16 +168,16 @@ void CollectiveEngine::detach(QueuedCall& call) {
     progress_thread_.hurry();
 }
 
-bool CollectiveEngine::needs_thread() const {
+bool CollectiveQueue::needs_thread() const {
     if (queue_.size() != 1) return !queue_.empty();
     return !queue_.front()->call.started || queue_.front()->detached;
 }
 
-void CollectiveEngine::start_progress_thread() {
+void CollectiveQueue::start_progress_thread() {
     progress_thread_.start("ringcomm-coll", [this] { progress_loop(); });
 }
 
-void CollectiveEngine::progress_loop() {
+void CollectiveQueue::progress_loop() {
     std::unique_lock lock(mutex_);
     const auto open = [this] { return needs_thread(); };
     const auto idle = [] { return true; }, urgent = idle;
@@ -192,12 +192,12 @@ void CollectiveEngine::progress_loop() {
     }
 }
 
-void CollectiveEngine::execute(CallRecord& call, bool queued) {
+void CollectiveQueue::execute(CallRecord& call, bool queued) {
     if (Trace* trace = group_.trace(); trace && !parts_.load()) return execute_traced(call, *trace, queued);
     run_recorded(call);
 }
 
-void CollectiveEngine::execute_traced(CallRecord& call, Trace& trace, bool queued) {
+void CollectiveQueue::execute_traced(CallRecord& call, Trace& trace, bool queued) {
     TraceEntry entry{};
     Waits waits;
     group_.waits = &waits;
@@ -225,7 +225,7 @@ void CollectiveEngine::execute_traced(CallRecord& call, Trace& trace, bool queue
     add(RC_OK);
 }
 
-void CollectiveEngine::begin(CallRecord& call) {
+void CollectiveQueue::begin(CallRecord& call) {
     call.epoch = ++epoch_;
     call.start = tick_ns();
     if (call.timeout < 0) call.timeout = group_.tuning().timeout;
@@ -234,7 +234,7 @@ void CollectiveEngine::begin(CallRecord& call) {
     call.flight = group_.flight.start(call.signature.word, call.signature.count, call.epoch, call.start);
 }
 
-void CollectiveEngine::run_recorded(CallRecord& call) {
+void CollectiveQueue::run_recorded(CallRecord& call) {
     if (!call.started) begin(call);
     try {
         group_.run_collective(call);
@@ -248,7 +248,7 @@ void CollectiveEngine::run_recorded(CallRecord& call) {
     group_.flight.end(call.flight, RC_OK);
 }
 
-void CollectiveEngine::stop() {
+void CollectiveQueue::stop() {
     {
         const std::lock_guard lock(mutex_);
         stopping_ = true;

@@ -1,5 +1,5 @@
 // The measurements: a cache line there and back, and a wake-up.
-#include "machine/probe.h"
+#include "machine/latency.h"
 
 #include <sched.h>
 
@@ -58,7 +58,7 @@ void run_both(First first, Second second, Release release) {
 
 }  // namespace
 
-double probe_line(int first, int second) {
+double line_latency(int first, int second) {
     constexpr uint64_t BATCHES = 9, ROUNDS = 1000;
     PaddedFlag line;
     std::array<double, BATCHES> times;
@@ -86,7 +86,7 @@ double probe_line(int first, int second) {
     return times[BATCHES / 2];
 }
 
-uint64_t probe_wake(int waker, int sleeper) {
+uint64_t wake_latency(int waker, int sleeper) {
     constexpr uint64_t ROUNDS = 9, ASLEEP_NS = 100'000;  // until the sleeper has left its core
     PaddedFlag asleep, awake;
     Doorbell doorbell{};

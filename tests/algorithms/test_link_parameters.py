@@ -5,7 +5,7 @@ import pytest
 
 from cases.between_hosts import run_on
 from ringcomm import ArgumentError, Config
-from ringcomm.algorithms.link_cost import link_facts, link_parameters
+from ringcomm.algorithms.link_parameters import link_facts, link_parameters
 from ringcomm.machine import tuning
 
 
