@@ -30,13 +30,16 @@ ALL_REDUCE = ("ll", "one_shot", "two_shot", "ring_all_reduce")
 Table = Mapping[str, tuple[str, ...]]
 
 KERNELS: Table = {  # collective → its kernels; "": the only one
-    **dict.fromkeys(("reduce_scatter", "reduce", "broadcast", "gather", "scatter", "all_to_all"), ("",)),
+    **dict.fromkeys(("gather", "scatter", "all_to_all"), ("",)),
     "all_reduce": ALL_REDUCE,
+    "reduce_scatter": ("one_shot_reduce_scatter", "ring_reduce_scatter"),
+    "reduce": ("one_shot_reduce", "ring_reduce"),
+    "broadcast": ("broadcast", "ring_broadcast"),
     "all_gather": ("all_gather", "ring_all_gather"),
 }
 SYMMETRIC: Table = {
     "all_reduce": ("ring_all_reduce",),
-    "reduce_scatter": ("",),
+    "reduce_scatter": ("ring_reduce_scatter",),
     "all_gather": ("ring_all_gather",),
     "all_to_all": ("",),
 }
@@ -138,8 +141,7 @@ class Kernels:
                 ):
                     yield VirtualCase("all_reduce", size, bytes_ // ITEM, kernel=kernel)
             for table, symmetric in () if self.only else ((KERNELS, False), (SYMMETRIC, True)):
-                for collective in table:
-                    kernel = SYMMETRIC[collective][0] if symmetric else ""
+                for collective, kernel in pairs(table):
                     for bytes_ in (4 * KIB, MIB, 64 * MIB):
                         if bytes_ <= largest and (symmetric or collective != "all_reduce"):
                             count = bytes_ // ITEM // COLLECTIVES[collective].blocks(size)

@@ -1,95 +1,130 @@
-// Blocks from each rank to each other, every pair with a FIFO of its own: gather, scatter, all_gather and all_to_all.
+// Blocks from each rank to each other: broadcast, gather, scatter, all_gather and all_to_all.
 //
-// All ranks do the same in the same order: slot k to each peer that gets one, then slot k from each peer. A rank fills
-// its slots of round k and releases those of earlier rounds before it waits for data of round k. So the ranks never
-// wait in a circle, whatever the lengths.
+// The beginning of every block is pushed into a staging buffer of its receiver before the start flag, which publishes
+// it: a small block needs nothing else. The rest goes through a FIFO for each pair, all of them side by side: in round
+// k a rank fills slot k of each peer, once it has been released, and takes out slot k - LAG of each. So it waits only
+// for what its peers do in earlier rounds, and the ranks never wait in a circle, whatever the lengths.
 #pragma once
 
 #include "fifo.cuh"
 #include "partition.cuh"
+#include "peers.cuh"
 #include "symmetric.cuh"
 
 namespace ringcomm::cuda {
+
+constexpr uint32_t LAG = 2;  // less than the slots; meanwhile the flags of two rounds are in flight
 
 // `sent(p)`: the range of the input that rank p gets; `received(p)`: the range of the output that rank p fills.
 template <class Sent, class Received>
 RC_DEVICE bool transfer(Call& call, Sent sent, Received received) {
     const uint64_t slot_bytes = call.mine.layout.peer_slot_bytes;
-    const bool first = call.ctx.thread == 0;
-    bool more = true;
-    for (uint32_t k = 0; more; ++k) {
-        more = false;
-        for (int d = 1; d < call.n; ++d) {
-            const int p = (call.me + d) % call.n;
-            const Range part = sent(p).part(k * slot_bytes, (k + 1) * slot_bytes);
-            if (!part.bytes()) continue;
-            SendFifo send(call, ALL_PEERS, p);
-            send.step = k;
-            if (!block_all(call.ctx, !first || send.wait_slot())) return false;
-            copy(call.ctx, send.slot(), call.args.input + part.begin, part.bytes());
-            block_sync(call.ctx);
-            if (first) send.post();
-            more = true;
-        }
-        for (int d = 1; d < call.n; ++d) {
-            const int p = (call.me - d + call.n) % call.n;
-            const Range part = received(p).part(k * slot_bytes, (k + 1) * slot_bytes);
-            if (!part.bytes()) continue;
-            RecvFifo recv(call, ALL_PEERS, p);
-            recv.step = k;
-            if (!block_all(call.ctx, !first || recv.wait_data())) return false;
-            copy(call.ctx, call.args.output + part.begin, recv.slot(), part.bytes());
-            block_sync(call.ctx);
-            if (first) recv.release();
-            more = true;
-        }
+    uint64_t longest = 0;
+    for (int p = 0; p < call.n; ++p) {
+        const uint64_t to = sent(p).bytes(), from = received(p).bytes(), both = to > from ? to : from;
+        if (p != call.me && both > longest) longest = both;
+    }
+    if (!longest) return true;
+    const uint64_t rounds = divide_up(longest, slot_bytes) + LAG;
+    RC_NO_UNROLL for (uint32_t k = 0; k < rounds; ++k) {
+        const auto out = [&](int p) { return sent(p).part(k * slot_bytes, (k + 1) * slot_bytes); };
+        const auto in = [&](int p) {
+            return k < LAG ? Range{} : received(p).part((k - LAG) * slot_bytes, (k - LAG + 1) * slot_bytes);
+        };
+        bool ok = true;
+        in_a_thread_each(call, [&](int p) {
+            if (out(p).bytes()) ok = ok && SendFifo(call, ALL_PEERS, p, k).wait_slot();
+            if (in(p).bytes()) ok = ok && RecvFifo(call, ALL_PEERS, p, k - LAG).wait_data();
+        });
+        if (!block_all(call.ctx, ok)) return false;
+        for_each_peer(call, [&](const Ctx& ctx, int p) {
+            const Range to = out(p), from = in(p);
+            copy(ctx, SendFifo(call, ALL_PEERS, p, k).slot(), call.args.input + to.begin, to.bytes());
+            copy(ctx, call.args.output + from.begin, RecvFifo(call, ALL_PEERS, p, k - LAG).slot(), from.bytes());
+        });
+        block_sync(call.ctx);
+        in_a_thread_each(call, [&](int p) {
+            if (out(p).bytes()) SendFifo(call, ALL_PEERS, p, k).post();
+            if (in(p).bytes()) RecvFifo(call, ALL_PEERS, p, k - LAG).release();
+        });
     }
     return true;
 }
 
-// `common`: what all ranks must agree on. The two ranks of a pair also compare their lengths, in both directions, so
-// that both find a difference.
-template <class Sent, class Received>
-RC_DEVICE bool start_pairs(Call& call, uint64_t common, Sent sent, Received received) {
+// Starts a call and moves the beginning of each block with it. `common`: what all ranks must agree on. The two ranks of
+// a pair also compare their lengths, in both directions, so that both find a difference. `part(range)`: what of it is
+// staged.
+template <class Sent, class Received, class Part>
+RC_DEVICE bool start_with_data(Call& call, uint64_t common, Sent sent, Received received, Part part) {
     const auto lengths = [&](int p) {
         const uint64_t to = sent(p).bytes(), from = received(p).bytes();
         return mix(mix(common, call.me < p ? to : from), call.me < p ? from : to);
     };
     call.next_epoch();
+    for_each_peer(call, [&](const Ctx& ctx, int p) {
+        const Range out = part(sent(p));
+        copy(ctx, call.at(p).stage(call.epoch, call.me), call.args.input + out.begin, out.bytes());
+    });
     call.signal_starts(lengths);
-    return call.await_starts(lengths);
+    if (!call.await_starts(lengths)) return false;
+    for_each_peer(call, [&](const Ctx& ctx, int p) {
+        const Range in = part(received(p));
+        copy(ctx, call.args.output + in.begin, call.mine.stage(call.epoch, p), in.bytes());
+    });
+    return true;
 }
 
-// This channel's part of every block; the own block is copied.
-template <class Sent, class Received>
-RC_DEVICE void exchange(Call& call, Sent sent, Received received) {
+// Moves this channel's part of every block, and copies that of the own block. `directly()`: moves all of it, if it can,
+// where blocks of equal length have more than is staged.
+template <class Sent, class Received, class Directly>
+RC_DEVICE void collective(Call& call, uint64_t common, Sent sent, Received received, Directly directly) {
+    const uint64_t stage = call.mine.layout.shape.stage_bytes;
     const auto mine = [&](Range block) {
         const Range part = channel_part(call.ctx, block.bytes());
         return block.part(part.begin, part.end);
     };
+    if (!start_with_data(call, common, sent, received, [&](Range block) { return mine(block).part(0, stage); })) return;
+    if (mine(sent(call.me)).bytes() > stage && directly()) return;
     const Range from = mine(sent(call.me)), to = mine(received(call.me));
     copy(call.ctx, call.args.output + to.begin, call.args.input + from.begin, from.bytes());
-    const auto out = [&](int p) { return mine(sent(p)); };
-    const auto in = [&](int p) { return mine(received(p)); };
-    if (transfer(call, out, in)) call.end();
+    const auto rest = [&](Range block) { return mine(block).part(stage, block.bytes()); };
+    if (transfer(call, [&](int p) { return rest(sent(p)); }, [&](int p) { return rest(received(p)); })) call.end();
 }
 
 template <class Sent, class Received>
 RC_DEVICE void collective(Call& call, uint64_t common, Sent sent, Received received) {
-    if (start_pairs(call, common, sent, received)) exchange(call, sent, received);
+    collective(call, common, sent, received, [] { return false; });
 }
 
-// gather, or scatter: a block of each rank, to the root or from it.
-template <bool to_root, class Math>
-RC_DEVICE void with_root(Call& call, const Math& math) {
-    const RankBlocks blocks{to_root ? call.args.recv_offsets : call.args.send_offsets, call.args.count, math.item};
-    const Range own{0, blocks[call.me].bytes()};
-    const auto of_root = [&](int p) { return call.me == call.args.root ? blocks[p] : Range{}; };
-    const auto of_rank = [&](int p) { return p == call.args.root ? own : Range{}; };
+// From the root to each rank, or to it: `block(p)` of the root's array.
+template <bool to_root, class Block>
+RC_DEVICE void with_root(Call& call, uint64_t common, Block block) {
+    const int root = call.args.root;
+    const Range own{0, block(call.me).bytes()};
+    const auto of_root = [&](int p) { return call.me == root ? block(p) : Range{}; };
+    const auto of_rank = [&](int p) { return p == root ? own : Range{}; };
     if constexpr (to_root)
-        collective(call, blocks.digest(call.n), of_rank, of_root);
+        collective(call, common, of_rank, of_root);
     else
-        collective(call, blocks.digest(call.n), of_root, of_rank);
+        collective(call, common, of_root, of_rank);
+}
+
+template <class Math>
+RC_DEVICE void broadcast(Call& call, const Math& math) {
+    const Range all{0, call.args.count * math.item};
+    with_root<false>(call, call.args.count, [&](int) { return all; });
+}
+
+template <class Math>
+RC_DEVICE void scatter(Call& call, const Math& math) {
+    const RankBlocks blocks{call.args.send_offsets, call.args.count, math.item};
+    with_root<false>(call, blocks.digest(call.n), [&](int p) { return blocks[p]; });
+}
+
+template <class Math>
+RC_DEVICE void gather(Call& call, const Math& math) {
+    const RankBlocks blocks{call.args.recv_offsets, call.args.count, math.item};
+    with_root<true>(call, blocks.digest(call.n), [&](int p) { return blocks[p]; });
 }
 
 template <class Math>
@@ -108,8 +143,11 @@ RC_DEVICE void all_to_all(Call& call, const Math& math) {
     const auto from = [&](int p) { return received[p]; };
     if (equal && !in_place) call.location = digest_of(call.args.input_location);
     if (!equal) call.agree_in_pairs();
-    if (!start_pairs(call, equal ? sent.count : 0, to, from)) return;
-    call.symmetric() ? symmetric_all_to_all(call, sent) : exchange(call, to, from);
+    collective(call, equal ? sent.count : 0, to, from, [&] {
+        if (!call.symmetric()) return false;
+        symmetric_all_to_all(call, sent);
+        return true;
+    });
 }
 
 }  // namespace ringcomm::cuda

@@ -64,6 +64,14 @@ RC_DEVICE void store_relaxed(uint32_t* at, uint32_t value) {
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
 
+RC_DEVICE void load_pair(const uint64_t* at, uint64_t& first, uint64_t& second) {
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(at) : "memory");
+}
+
+RC_DEVICE void store_pair(uint64_t* at, uint64_t first, uint64_t second) {
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(first), "l"(second) : "memory");
+}
+
 RC_DEVICE bool claim(uint32_t* word) {
     uint32_t before;
     asm volatile("atom.relaxed.gpu.global.exch.b32 %0, [%1], 1;" : "=r"(before) : "l"(word) : "memory");

@@ -100,6 +100,14 @@ inline uint64_t load_relaxed(const uint64_t* at) { return load(at, __ATOMIC_RELA
 inline uint32_t load_relaxed(const uint32_t* at) { return load(at, __ATOMIC_RELAXED); }
 inline void store_relaxed(uint64_t* at, uint64_t value) { store(at, value, __ATOMIC_RELAXED); }
 inline void store_relaxed(uint32_t* at, uint32_t value) { store(at, value, __ATOMIC_RELAXED); }
+inline void load_pair(const uint64_t* at, uint64_t& first, uint64_t& second) {
+    second = load_relaxed(at + 1);
+    first = load_relaxed(at);
+}
+inline void store_pair(uint64_t* at, uint64_t first, uint64_t second) {
+    store_relaxed(at + 1, second);
+    store_relaxed(at, first);
+}
 inline bool claim(uint32_t* word) { return !__atomic_exchange_n(word, 1u, __ATOMIC_RELAXED); }
 
 inline bool last_of(uint32_t* word, uint32_t n) {

@@ -14,62 +14,56 @@ constexpr uint64_t STEPS = 1 << 24;  // of a FIFO in one call, at most
 // The slots of a channel: all for one peer, or divided among all peers.
 enum SlotUse { ONE_PEER, ALL_PEERS };
 
-// This rank's end of a FIFO.
+RC_DEVICE uint32_t slot_bytes_of(const Channel& channel, SlotUse use) {
+    return use == ONE_PEER ? channel.layout.shape.slot_bytes : channel.layout.peer_slot_bytes;
+}
+
+// This rank's end of a FIFO. It keeps one address: registers are what a ring has least of.
 struct Fifo {
     const Call& call;
+    const SlotUse use;
     const int peer;
-    const uint64_t* theirs;  // the flag that the peer sets here
-    uint64_t* ours;          // the flag that this rank sets there
-    byte* const slots;
-    const uint32_t slot_bytes;
-    uint32_t step = 0;
+    const Channel remote;
+    uint32_t step;
 
-    RC_DEVICE byte* slot() const { return slots + uint64_t(step % call.mine.layout.shape.slots) * slot_bytes; }
+    RC_DEVICE Fifo(const Call& call, SlotUse use, int peer, uint32_t step)
+        : call(call), use(use), peer(peer), remote(call.at(peer)), step(step) {}
+
     RC_DEVICE uint64_t base() const { return call.epoch * STEPS; }
+    RC_DEVICE uint32_t slot_bytes() const { return slot_bytes_of(call.mine, use); }
 
-    RC_DEVICE bool wait(Reason reason, uint64_t steps) const {
-        return call.wait(theirs, reason, peer, base() + steps, [&](uint64_t got) {
+    // The slot of this step, in the arena of `to`, of those that `from` fills.
+    RC_DEVICE byte* slot(const Channel& to, int from) const {
+        byte* const slots = use == ONE_PEER ? to.slots() : to.peer_slots(from);
+        return slots + uint64_t(step % to.layout.shape.slots) * slot_bytes();
+    }
+
+    // `flag`: the one that the peer sets here.
+    RC_DEVICE bool wait(const uint64_t* flag, Reason reason, uint64_t steps) const {
+        return call.wait(flag, reason, peer, base() + steps, [&](uint64_t got) {
             const uint64_t counted = got - base();  // STEPS or more: from another call
             return counted >= steps && counted < STEPS;
         });
     }
 };
 
-RC_DEVICE uint32_t slot_bytes_of(const Channel& channel, SlotUse use) {
-    return use == ONE_PEER ? channel.layout.shape.slot_bytes : channel.layout.peer_slot_bytes;
-}
-
-RC_DEVICE byte* slots_from(const Channel& channel, SlotUse use, int from) {
-    return use == ONE_PEER ? channel.slots() : channel.peer_slots(from);
-}
-
 struct RecvFifo : Fifo {
-    RC_DEVICE RecvFifo(const Call& call, SlotUse use, int peer)
-        : Fifo{call,
-               peer,
-               call.mine.tail(peer),
-               call.at(peer).head(call.me),
-               slots_from(call.mine, use, peer),
-               slot_bytes_of(call.mine, use)} {}
+    RC_DEVICE RecvFifo(const Call& call, SlotUse use, int peer, uint32_t step = 0) : Fifo(call, use, peer, step) {}
 
-    RC_DEVICE bool wait_data() const { return wait(NO_DATA, step + 1); }
-    RC_DEVICE void release() const { store_release<SITE_HEAD>(ours, base() + step + 1); }
+    RC_DEVICE byte* slot() const { return Fifo::slot(call.mine, peer); }
+    RC_DEVICE bool wait_data() const { return wait(call.mine.tail(peer), NO_DATA, step + 1); }
+    RC_DEVICE void release() const { store_release<SITE_HEAD>(remote.head(call.me), base() + step + 1); }
 };
 
 struct SendFifo : Fifo {
-    RC_DEVICE SendFifo(const Call& call, SlotUse use, int peer)
-        : Fifo{call,
-               peer,
-               call.mine.head(peer),
-               call.at(peer).tail(call.me),
-               slots_from(call.at(peer), use, call.me),
-               slot_bytes_of(call.mine, use)} {}
+    RC_DEVICE SendFifo(const Call& call, SlotUse use, int peer, uint32_t step = 0) : Fifo(call, use, peer, step) {}
 
+    RC_DEVICE byte* slot() const { return Fifo::slot(remote, call.me); }
     RC_DEVICE bool wait_slot() const {
         const uint32_t slots = call.mine.layout.shape.slots;
-        return step < slots || wait(NO_SLOT, step + 1 - slots);
+        return step < slots || wait(call.mine.head(peer), NO_SLOT, step + 1 - slots);
     }
-    RC_DEVICE void post() const { store_release<SITE_TAIL>(ours, base() + step + 1); }
+    RC_DEVICE void post() const { store_release<SITE_TAIL>(remote.tail(call.me), base() + step + 1); }
 };
 
 }  // namespace ringcomm::cuda

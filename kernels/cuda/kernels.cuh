@@ -23,13 +23,16 @@ RC_DEVICE void carry_out(Call& call, const Math& math) {
     if constexpr (kernel == RING_ALL_REDUCE) ring_all_reduce(call, math);
     if constexpr (kernel == RING_REDUCE_SCATTER) ring_reduce_scatter(call, math);
     if constexpr (kernel == RING_REDUCE) ring_reduce(call, math);
-    if constexpr (kernel == ONE_SHOT) one_shot(call, math);
+    if constexpr (kernel == ONE_SHOT) one_shot_all_reduce(call, math);
+    if constexpr (kernel == ONE_SHOT_REDUCE) one_shot_reduce(call, math);
+    if constexpr (kernel == ONE_SHOT_REDUCE_SCATTER) one_shot_reduce_scatter(call, math);
     if constexpr (kernel == TWO_SHOT) two_shot(call, math);
     if constexpr (kernel == LL) ll(call, math);
     if constexpr (kernel == RING_ALL_GATHER) ring_all_gather(call, math);
     if constexpr (kernel == RING_BROADCAST) ring_broadcast(call, math);
-    if constexpr (kernel == GATHER) with_root<true>(call, math);
-    if constexpr (kernel == SCATTER) with_root<false>(call, math);
+    if constexpr (kernel == BROADCAST) broadcast(call, math);
+    if constexpr (kernel == GATHER) gather(call, math);
+    if constexpr (kernel == SCATTER) scatter(call, math);
     if constexpr (kernel == ALL_GATHER) all_gather(call, math);
     if constexpr (kernel == ALL_TO_ALL) all_to_all(call, math);
 }

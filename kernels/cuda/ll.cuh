@@ -8,45 +8,79 @@
 #pragma once
 
 #include "partition.cuh"
+#include "peers.cuh"
 #include "reduce.cuh"
 
 namespace ringcomm::cuda {
 
-constexpr int WORDS = PACK / 4;
+// The lines of a pack: two words each for two accesses of 16 bytes. Every word has its flag, so that the words of an
+// access need not arrive together.
+struct PackLines {
+    uint64_t word[4];
+
+    RC_DEVICE void load(const uint64_t* at) {
+        load_pair(at, word[0], word[1]);
+        load_pair(at + 2, word[2], word[3]);
+    }
+    RC_DEVICE void store(uint64_t* at) const {
+        store_pair(at, word[0], word[1]);
+        store_pair(at + 2, word[2], word[3]);
+    }
+    // The flag of a line that has not come yet, else `flag`.
+    RC_DEVICE uint32_t arrived(uint32_t flag) const {
+        uint32_t got = flag;
+        RC_UNROLL for (const uint64_t each : word) got = each >> 32 == flag ? got : static_cast<uint32_t>(each >> 32);
+        return got;
+    }
+};
+constexpr uint64_t PACK_WORDS = sizeof(PackLines) / sizeof(uint64_t);
 
 RC_DEVICE uint32_t line_flag(const Call& call) { return LINE_FLAG | static_cast<uint32_t>(call.epoch); }
 
-RC_DEVICE void push_lines(const Call& call, int peer, uint64_t pack, const Pack& data) {
-    uint64_t* lines = call.at(peer).lines(call.epoch, call.me) + pack * WORDS;
-    RC_UNROLL for (int w = 0; w < WORDS; ++w) store_relaxed(lines + w, uint64_t(line_flag(call)) << 32 | data.word[w]);
+RC_DEVICE void push_lines(const Call& call, const byte* input, uint64_t bytes) {
+    const uint64_t flag = uint64_t(line_flag(call)) << 32;
+    for_each_peer(call, [&](const Ctx& part, int p) {
+        uint64_t* lines = call.at(p).lines(call.epoch, call.me);
+        for (uint64_t i = part.thread; i * PACK < bytes; i += part.threads) {
+            const Pack data = Unaligned{minimum(PACK, bytes - i * PACK)}.load(input + i * PACK);
+            PackLines{flag | data.word[0], flag | data.word[1], flag | data.word[2], flag | data.word[3]}.store(
+                lines + i * PACK_WORDS);
+        }
+    });
 }
 
-RC_DEVICE bool wait_lines(const Call& call, int peer, uint64_t pack, Pack& data) {
-    const uint64_t* lines = call.mine.lines(call.epoch, peer) + pack * WORDS;
-    RC_UNROLL for (int w = 0; w < WORDS; ++w) {
-        uint64_t got = load_relaxed(lines + w);
-        for (uint32_t spins = 0; got >> 32 != line_flag(call); got = load_relaxed(lines + w))
-            if (call.must_fail(spins++, NO_DATA, peer, line_flag(call), got >> 32)) return false;
-        data.word[w] = static_cast<uint32_t>(got);
-    }
-    return true;
-}
+// The lines of so many ranks are loaded before the first is looked at; more would take the registers of wide sums.
+template <class Math>
+constexpr int IN_FLIGHT = Math::tile > 2 ? 8 : 4;
 
 template <class Math>
 RC_DEVICE bool reduce_lines(const Call& call, const Math& math, const byte* input, byte* output, uint64_t bytes) {
+    constexpr int GROUP = IN_FLIGHT<Math>;
+    const uint32_t flag = line_flag(call);
     for (uint64_t i = call.ctx.thread; i * PACK < bytes; i += call.ctx.threads) {
         const Unaligned access{minimum(PACK, bytes - i * PACK)};
-        Pack data{};
-        const auto take = [&](int p) {
-            if (p != call.me) return wait_lines(call, p, i, data);
-            data = access.load(input + i * PACK);
-            return true;
-        };
-        if (!take(0)) return false;
-        typename Math::Wide acc = math.input(data);
-        for (int p = 1; p < call.n; ++p) {
-            if (!take(p)) return false;
-            math.combine(acc, math.input(data));
+        const auto lines = [&](int p) { return call.mine.lines(call.epoch, p) + i * PACK_WORDS; };
+        typename Math::Wide acc;
+        RC_NO_UNROLL for (int first = 0; first < call.n; first += GROUP) {
+            PackLines got[GROUP];
+            RC_UNROLL for (int g = 0; g < GROUP; ++g) if (first + g < call.n && first + g != call.me) got[g].load(
+                lines(first + g));
+            RC_UNROLL for (int g = 0; g < GROUP; ++g) {
+                const int p = first + g;
+                if (p >= call.n) break;
+                Pack data{};
+                if (p == call.me) {
+                    data = access.load(input + i * PACK);
+                } else {
+                    for (uint32_t spins = 0; got[g].arrived(flag) != flag; got[g].load(lines(p)))
+                        if (call.must_fail(spins++, NO_DATA, p, flag, got[g].arrived(flag))) return false;
+                    RC_UNROLL for (int w = 0; w < 4; ++w) data.word[w] = static_cast<uint32_t>(got[g].word[w]);
+                }
+                if (p == 0)
+                    acc = math.input(data);
+                else
+                    math.combine(acc, math.input(data));
+            }
         }
         access.store(output + i * PACK, math.output(acc));
     }
@@ -62,10 +96,7 @@ RC_DEVICE void ll(Call& call, const Math& math) {
         const byte* input = call.args.input + at;
         call.next_epoch();
         call.signal_start(call.args.count);  // before the lines: a releasing store waits for all stores before it
-        for (uint64_t i = call.ctx.thread; i * PACK < bytes; i += call.ctx.threads) {
-            const Pack data = Unaligned{minimum(PACK, bytes - i * PACK)}.load(input + i * PACK);
-            for (int d = 1; d < call.n; ++d) push_lines(call, (call.me + d) % call.n, i, data);
-        }
+        push_lines(call, input, bytes);
         if (!call.await_start(call.args.count)) return;
         if (!block_all(call.ctx, reduce_lines(call, math, input, call.args.output + at, bytes))) return;
         at += bytes;

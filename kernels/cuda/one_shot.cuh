@@ -1,34 +1,56 @@
-// all_reduce in one step: each rank pushes its input to every peer and reduces all inputs in rank order. The start flag
-// publishes the pushed data. The result has the CPU's bits: one rounding, at the end.
+// all_reduce, reduce and reduce_scatter in one step: each rank pushes to every peer what that reduces, and reduces its
+// own part of all inputs in rank order. The start flag publishes the pushed data. The result has the CPU's bits: one
+// rounding, at the end.
 //
 // Staging buffers of two parities: a rank that pushes for epoch e + 2 has seen this rank start e + 1, after it ended e.
 #pragma once
 
 #include "partition.cuh"
+#include "peers.cuh"
 #include "reduce.cuh"
 
 namespace ringcomm::cuda {
 
-template <class Math>
-RC_DEVICE void one_shot(Call& call, const Math& math) {
-    const uint64_t chunk = call.mine.layout.shape.stage_bytes;
-    const byte* input = call.args.input;
-    const Range mine = channel_part(call.ctx, call.args.count * math.item);
-    uint64_t at = mine.begin;
+// `part(p)`: the range of the input that rank p reduces, at most `longest` bytes. `agreed`: what all ranks must agree
+// on.
+template <class Math, class Part>
+RC_DEVICE void one_shot(Call& call, const Math& math, uint64_t agreed, uint64_t longest, Part part) {
+    const uint32_t chunk = call.mine.layout.shape.stage_bytes;
+    Range mine = channel_part(call.ctx, longest);
     do {  // once even without data: every rank must start the call
-        const uint64_t bytes = minimum(chunk, mine.end - at);
+        const auto piece = [&](int p) { return part(p).part(mine.begin, minimum(mine.end, mine.begin + chunk)); };
         call.next_epoch();
-        RC_NO_UNROLL for (int d = 1; d < call.n; ++d) {
-            const int p = (call.me + d) % call.n;
-            copy(call.ctx, call.at(p).stage(call.epoch, call.me), input + at, bytes);
-        }
-        call.signal_start(call.args.count);
-        if (!call.await_start(call.args.count)) return;
-        const Operands all{input + at, call.me, call.mine.stage(call.epoch, 0), chunk, call.n, true};
-        reduce(call.ctx, math, all, Results{call.args.output + at, nullptr, true}, bytes);
-        at += bytes;
-    } while (at < mine.end);
+        for_each_peer(call, [&](const Ctx& ctx, int p) {
+            const Range theirs = piece(p);
+            copy(ctx, call.at(p).stage(call.epoch, call.me), call.args.input + theirs.begin, theirs.bytes());
+        });
+        call.signal_start(agreed);
+        if (!call.await_start(agreed)) return;
+        const Range own = piece(call.me);
+        const Operands all{call.args.input + own.begin, call.me, call.mine.stage(call.epoch, 0), chunk, call.n, true};
+        reduce(call.ctx, math, all, Results{call.args.output + mine.begin, nullptr, true}, own.bytes());
+        mine.begin += chunk;
+    } while (mine.begin < mine.end);
     call.end();
+}
+
+template <class Math>
+RC_DEVICE void one_shot_all_reduce(Call& call, const Math& math) {
+    const Range all{0, call.args.count * math.item};
+    one_shot(call, math, call.args.count, all.bytes(), [&](int) { return all; });
+}
+
+template <class Math>
+RC_DEVICE void one_shot_reduce(Call& call, const Math& math) {
+    const Range all{0, call.args.count * math.item};
+    const int root = call.args.root;
+    one_shot(call, math, call.args.count, all.bytes(), [&](int p) { return p == root ? all : Range{}; });
+}
+
+template <class Math>
+RC_DEVICE void one_shot_reduce_scatter(Call& call, const Math& math) {
+    const RankBlocks blocks{call.args.send_offsets, call.args.count, math.item};
+    one_shot(call, math, blocks.digest(call.n), blocks.largest(call.n), [&](int p) { return blocks[p]; });
 }
 
 }  // namespace ringcomm::cuda

@@ -9,6 +9,7 @@
 //   block_words(ctx)                        32 words that the threads of a block share; undefined at first
 //   load_acquire, store_release             64-bit flags that order other memory, for all ranks (system scope)
 //   load_relaxed, store_relaxed             32 and 64-bit words without order
+//   load_pair, store_pair                   two 64-bit words in one access of 16 bytes, without order; each comes whole
 //   claim(word)                             true for the first thread of the rank that calls it
 //   last_of(word, n)                        true for the last of n callers, after all that they did; zeroes the word
 //   load16, store16                         one access of 16 bytes, which must be aligned

@@ -25,27 +25,20 @@ template <class Math>
 struct Ring {
     const Call& call;
     const Math& math;
-    const byte* input;
-    byte* output;
     RecvFifo prev;
     SendFifo next;
 
     RC_DEVICE Ring(const Call& call, const Math& math)
-        : call(call),
-          math(math),
-          input(call.args.input),
-          output(call.args.output),
-          prev(call, ONE_PEER, rank_at(-1)),
-          next(call, ONE_PEER, rank_at(1)) {}
+        : call(call), math(math), prev(call, ONE_PEER, rank_at(-1)), next(call, ONE_PEER, rank_at(1)) {}
 
     RC_DEVICE int rank_at(int distance) const { return (call.me + distance + call.n) % call.n; }
-    RC_DEVICE uint64_t segment_bytes() const { return HALVES * prev.slot_bytes; }
+    RC_DEVICE uint64_t segment_bytes() const { return HALVES * prev.slot_bytes(); }
 
     // ---- One step of one half: receives a slot from the previous rank or not, reduces it with this rank's `own` input
     // or not (null), sends the result to the next rank or not, writes it to `to` or not (null). Two threads wait, and
     // later signal, side by side; the barriers order what all threads do in between.
     template <class M>
-    RC_NOINLINE bool step(const M& m, bool recv, const byte* own, bool send, byte* to, uint64_t bytes) {
+    RC_DEVICE bool step(const M& m, bool recv, const byte* own, bool send, byte* to, uint64_t bytes) {
         const Ctx& ctx = call.ctx;
         const bool receiver = recv && ctx.thread == 0, sender = send && ctx.thread == ctx.threads - 1;
         if (!block_all(ctx, (!receiver || prev.wait_data()) && (!sender || next.wait_slot()))) return false;
@@ -61,7 +54,7 @@ struct Ring {
 
     // Reduces this rank's input with the received partial sum; `to` is for the complete sum only.
     RC_DEVICE bool recv_reduce_send(Range part, bool recv, bool send, byte* to) {
-        return step(math, recv, input + part.begin, send, to, part.bytes());
+        return step(math, recv, call.args.input + part.begin, send, to, part.bytes());
     }
     // Forwards the received data, or sends this rank's `own`.
     RC_DEVICE bool recv_copy_send(Range part, const byte* own, bool send, byte* to) {
@@ -89,7 +82,7 @@ struct Ring {
     RC_DEVICE bool all_gather(Segment segment) {
         RC_NO_UNROLL for (int step = 1; step < call.n; ++step) RC_NO_UNROLL for (int h = 0; h < HALVES; ++h) {
             const Range part = half(segment(rank_at(-step)), h);
-            if (!recv_copy_send(part, nullptr, step < call.n - 1, output + part.begin)) return false;
+            if (!recv_copy_send(part, nullptr, step < call.n - 1, call.args.output + part.begin)) return false;
         }
         return true;
     }
@@ -106,7 +99,7 @@ RC_DEVICE void ring_all_reduce(Call& call, const Math& math) {
         const Range chunk{at, minimum(mine.end, at + call.n * ring.segment_bytes())};
         const uint64_t bytes = round_up(divide_up(chunk.bytes(), call.n), PACK);
         const auto segment = [&](int r) { return chunk.part(r * bytes, (r + 1) * bytes); };
-        if (!ring.reduce_scatter(segment, call.n > 1, ring.output + segment(call.me).begin)) return;
+        if (!ring.reduce_scatter(segment, call.n > 1, call.args.output + segment(call.me).begin)) return;
         if (!ring.all_gather(segment)) return;
     }
     call.end();
@@ -123,7 +116,7 @@ RC_DEVICE void ring_reduce_scatter(Call& call, const Math& math) {
     for (uint64_t at = mine.begin; at < mine.end; at += ring.segment_bytes()) {
         const uint64_t end = minimum(mine.end, at + ring.segment_bytes());
         const auto segment = [&](int r) { return blocks[r].part(at, end); };
-        if (!ring.reduce_scatter(segment, false, ring.output + at)) return;
+        if (!ring.reduce_scatter(segment, false, call.args.output + at)) return;
     }
     call.end();
 }
@@ -142,9 +135,9 @@ RC_DEVICE void ring_all_gather(Call& call, const Math& math) {
         RC_NO_UNROLL for (int h = 0; h < HALVES; ++h) {
             const Range part = ring.half(segment(call.me), h);
             // An empty array may lie at address 0, which would mean that nothing is given here.
-            const byte* given = ring.input ? ring.input : ring.output;
+            const byte* given = call.args.input ? call.args.input : call.args.output;
             const byte* own = given + (part.begin - blocks[call.me].begin);
-            if (!ring.recv_copy_send(part, own, call.n > 1, ring.output + part.begin)) return;
+            if (!ring.recv_copy_send(part, own, call.n > 1, call.args.output + part.begin)) return;
         }
         if (!ring.all_gather(segment)) return;
     }
@@ -159,10 +152,10 @@ RC_DEVICE void ring_broadcast(Call& call, const Math& math) {
     Ring<Math> ring(call, math);
     const bool first = call.me == call.args.root, last = ring.rank_at(1) == call.args.root;
     const Range mine = channel_part(call.ctx, call.args.count * math.item);
-    for (uint64_t at = mine.begin; at < mine.end; at += ring.prev.slot_bytes) {
-        const Range part{at, minimum(mine.end, at + ring.prev.slot_bytes)};
-        const byte* own = first ? ring.input + at : nullptr;
-        if (!ring.recv_copy_send(part, own, !last, ring.output + at)) return;
+    for (uint64_t at = mine.begin; at < mine.end; at += ring.prev.slot_bytes()) {
+        const Range part{at, minimum(mine.end, at + ring.prev.slot_bytes())};
+        const byte* own = first ? call.args.input + at : nullptr;
+        if (!ring.recv_copy_send(part, own, !last, call.args.output + at)) return;
     }
     call.end();
 }
@@ -173,9 +166,9 @@ RC_DEVICE void ring_reduce(Call& call, const Math& math) {
     Ring<Math> ring(call, math);
     const bool first = ring.rank_at(-1) == call.args.root, last = call.me == call.args.root;
     const Range mine = channel_part(call.ctx, call.args.count * math.item);
-    for (uint64_t at = mine.begin; at < mine.end; at += ring.prev.slot_bytes) {
-        const Range part{at, minimum(mine.end, at + ring.prev.slot_bytes)};
-        byte* to = last ? ring.output + at : nullptr;
+    for (uint64_t at = mine.begin; at < mine.end; at += ring.prev.slot_bytes()) {
+        const Range part{at, minimum(mine.end, at + ring.prev.slot_bytes())};
+        byte* to = last ? call.args.output + at : nullptr;
         if (!ring.recv_reduce_send(part, !first, !last, to)) return;
     }
     call.end();

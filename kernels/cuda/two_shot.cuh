@@ -7,6 +7,7 @@
 
 #include "fifo.cuh"
 #include "partition.cuh"
+#include "peers.cuh"
 
 namespace ringcomm::cuda {
 
@@ -19,10 +20,9 @@ RC_DEVICE bool two_shot_chunk(Call& call, const Math& math, Range chunk) {
     const auto segment = [&](int r) { return chunk.part(r * each, (r + 1) * each); };
     const Range own = segment(call.me);
 
-    RC_NO_UNROLL for (int d = 1; d < call.n; ++d) {
-        const int p = (call.me + d) % call.n;
-        copy(ctx, call.at(p).stage(call.epoch, call.me), input + segment(p).begin, segment(p).bytes());
-    }
+    for_each_peer(call, [&](const Ctx& part, int p) {
+        copy(part, call.at(p).stage(call.epoch, call.me), input + segment(p).begin, segment(p).bytes());
+    });
     call.signal_start(call.args.count);
     if (!call.await_start(call.args.count)) return false;
     const uint64_t stride = call.mine.layout.shape.stage_bytes;
@@ -30,21 +30,17 @@ RC_DEVICE bool two_shot_chunk(Call& call, const Math& math, Range chunk) {
     reduce(ctx, math, all, Results{output + own.begin, nullptr, true}, own.bytes());
 
     block_sync(ctx);
-    RC_NO_UNROLL for (int d = 1; d < call.n; ++d) {
-        const SendFifo send(call, ALL_PEERS, (call.me + d) % call.n);
-        copy(ctx, send.slots, output + own.begin, own.bytes());
-    }
+    for_each_peer(call, [&](const Ctx& part, int p) {
+        copy(part, SendFifo(call, ALL_PEERS, p).slot(), output + own.begin, own.bytes());
+    });
     block_sync(ctx);
     bool ok = true;
-    for (int p = ctx.thread; p < call.n; p += ctx.threads)
-        if (p != call.me) SendFifo(call, ALL_PEERS, p).post();
-    for (int p = ctx.thread; p < call.n; p += ctx.threads)
-        if (p != call.me) ok = ok && RecvFifo(call, ALL_PEERS, p).wait_data();
+    in_a_thread_each(call, [&](int p) { SendFifo(call, ALL_PEERS, p).post(); });
+    in_a_thread_each(call, [&](int p) { ok = ok && RecvFifo(call, ALL_PEERS, p).wait_data(); });
     if (!block_all(ctx, ok)) return false;
-    RC_NO_UNROLL for (int d = 1; d < call.n; ++d) {
-        const int p = (call.me + d) % call.n;
-        copy(ctx, output + segment(p).begin, call.mine.peer_slots(p), segment(p).bytes());
-    }
+    for_each_peer(call, [&](const Ctx& part, int p) {
+        copy(part, output + segment(p).begin, RecvFifo(call, ALL_PEERS, p).slot(), segment(p).bytes());
+    });
     return true;
 }
 

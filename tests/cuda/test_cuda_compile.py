@@ -59,13 +59,14 @@ def variant(kernel, dtype, op, architecture):
 
 
 def check(made, kernel):
-    check_registers(made.report)
+    check_registers(made.report, kernel)
     if not kernel.startswith("ring_"):  # an inner loop reloads its stack variables after every store
         assert {*re.findall(r"(\d+) bytes stack frame", made.report)} == {"0"}, made.report
     for flag in ("ld.acquire.sys.global.u64", "st.release.sys.global.u64"):
         assert flag in made.ptx
-    if kernel == "ll":  # data and flag in one store
-        assert "st.relaxed.sys.global.u64" in made.ptx
+    if kernel == "ll":  # data and flags in one access
+        assert "st.relaxed.sys.global.v2.u64" in made.ptx
+        assert "ld.relaxed.sys.global.v2.u64" in made.ptx
     if kernel != "barrier":
         assert "ld.global.v4.u32" in made.ptx
         assert "st.global.v4.u32" in made.ptx
@@ -75,13 +76,13 @@ def check(made, kernel):
         assert unwanted not in made.ptx
 
 
-def check_registers(report):
-    """Loops over memory spill nothing; an entry point may save four registers around its calls."""
+def check_registers(report, kernel):
+    """Loops over memory spill nothing; an entry point may save four registers around its calls, of a ring 32."""
     pattern = r"properties for (\w+)\s+(?:ptxas\s+\.\s+)?\d+ bytes stack frame, (\d+) bytes spill"
     spilled = {name: int(count) for name, count in re.findall(pattern, report)}
     entries = spilled.pop("ringcomm_kernel"), spilled.pop("ringcomm_virtual")
     assert not any(spilled.values()), report
-    assert max(entries) <= 16, report
+    assert max(entries) <= (128 if kernel.startswith("ring_") else 16), report
 
 
 @pytest.mark.slow
@@ -134,7 +135,7 @@ has_nvcc = pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not inst
 @has_nvcc
 @pytest.mark.parametrize(COLUMNS, [*SAMPLE[::8], TIGHTEST])
 def test_a_kernel_compiles_by_nvcc(kernel, dtype, op, architecture, tmp_path):
-    check_registers(compile_by_nvcc((kernel, dtype, op, architecture), tmp_path / "cubin"))
+    check_registers(compile_by_nvcc((kernel, dtype, op, architecture), tmp_path / "cubin"), kernel)
 
 
 @has_nvcc
@@ -148,7 +149,7 @@ def test_messages_compile_by_nvcc(architecture, tmp_path):
 @has_nvcc
 @pytest.mark.parametrize(COLUMNS, EVERYTHING)
 def test_every_kernel_compiles_by_nvcc(kernel, dtype, op, architecture, tmp_path):
-    check_registers(compile_by_nvcc((kernel, dtype, op, architecture), tmp_path / "cubin"))
+    check_registers(compile_by_nvcc((kernel, dtype, op, architecture), tmp_path / "cubin"), kernel)
 
 
 def test_the_sample_has_every_kernel_every_dtype_and_every_operation():

@@ -181,7 +181,8 @@ struct Trial {
     Trial(World& world, const Case& test) : world(world), test(test) {}
 
     bool blocks_in() const {
-        return test.kernel == RING_REDUCE_SCATTER || test.kernel == SCATTER || test.kernel == ALL_TO_ALL;
+        return test.kernel == RING_REDUCE_SCATTER || test.kernel == ONE_SHOT_REDUCE_SCATTER || test.kernel == SCATTER ||
+               test.kernel == ALL_TO_ALL;
     }
     bool blocks_out() const {
         return test.kernel == RING_ALL_GATHER || test.kernel == ALL_GATHER || test.kernel == GATHER ||
@@ -276,9 +277,12 @@ struct Trial {
             case ONE_SHOT:
             case TWO_SHOT:
             case LL: return sum(0, test.count);
-            case RING_REDUCE: return sum(0, r == test.root ? test.count : 0);
-            case RING_REDUCE_SCATTER: return sum(send[r][r], length(r, r));
-            case RING_BROADCAST: take(test.root, 0, test.count); break;
+            case RING_REDUCE:
+            case ONE_SHOT_REDUCE: return sum(0, r == test.root ? test.count : 0);
+            case RING_REDUCE_SCATTER:
+            case ONE_SHOT_REDUCE_SCATTER: return sum(send[r][r], length(r, r));
+            case RING_BROADCAST:
+            case BROADCAST: take(test.root, 0, test.count); break;
             case SCATTER: take(test.root, send[test.root][r], length(test.root, r)); break;
             case GATHER:
                 if (r != test.root) break;
@@ -318,8 +322,8 @@ void check_calls(int n, uint64_t seed, std::span<Case> cases) {
     world.seed = seed;
     world.set_epoch(one_of<uint64_t>({0, 1, LL_CLEAN_PERIOD - 3, (uint64_t{1} << 32) - 4, (uint64_t{1} << 40) - 4}));
     for (Case test : cases) {
-        const bool blocks =
-            test.kernel == RING_REDUCE_SCATTER || test.kernel == RING_ALL_GATHER || test.kernel >= GATHER;
+        const bool blocks = test.kernel == RING_REDUCE_SCATTER || test.kernel == ONE_SHOT_REDUCE_SCATTER ||
+                            test.kernel == RING_ALL_GATHER || test.kernel >= GATHER;
         world.one_grid = random_bits() % 2;
         test.count = one_of<uint64_t>({0, 1, 3, 16, 17, 100, 255, 500});
         test.root = static_cast<int>(random_bits() % n);
@@ -358,6 +362,13 @@ void check_seeds(uint64_t first, uint64_t count) {
         check_calls(1 + static_cast<int>(random_bits() % 8), seed, chosen);
         if (failures > before) std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
     }
+}
+
+// More ranks than LL has in flight, and more peers than a block has threads.
+void check_many_ranks() {
+    World world(tiny_shape(10));
+    for (int kernel = 0; kernel < KERNELS; ++kernel)
+        for (const uint64_t count : {3, 100}) run_case(world, {kernel, INT32, SUM, count});
 }
 
 // A line left by an epoch with the same 31 bits must not be read as one of this epoch: it is zeroed before.
@@ -404,7 +415,9 @@ void check_races() {
     World world(tiny_shape(3, 1));
     for (int repeat = 0; repeat < 20; ++repeat) {
         run_case(world, {RING_BROADCAST, UINT8, SUM, 500});
+        run_case(world, {BROADCAST, UINT8, SUM, 500});
         run_case(world, {ONE_SHOT, INT32, SUM, 100});
+        run_case(world, {ONE_SHOT_REDUCE, INT32, SUM, 100});
         run_case(world, {TWO_SHOT, INT32, SUM, 100});
         run_case(world, {RING_ALL_REDUCE, INT32, SUM, 100});
         run_case(world, {.kernel = RING_ALL_REDUCE, .dtype = INT32, .op = SUM, .count = 100, .symmetric = true});
@@ -441,6 +454,7 @@ int main(int count, char** words) {
 #include "ringcomm/types.def"
     check_collectives();
     check_symmetric();
+    check_many_ranks();
     check_stale_lines();
     check_races();
     if (failures) std::printf("%d failures\n", failures);

@@ -101,16 +101,19 @@ void check_stalled_rank(bool abort) {
     expect(*world.arena(2).channel(0).tail(1) == STEPS + 3, "slots were overwritten");
 }
 
-// The test plays rank 1 of an all_to_all: it starts, and then sends nothing, or releases nothing.
+// The test plays rank 1 of an all_to_all: it starts with what it stages, and then sends nothing, or releases nothing.
 void check_stalled_peer(bool sends, bool abort) {
-    Scene scene(tiny_shape(2, 1), ALL_TO_ALL, 1000, abort ? 60 : 0.1);
+    Scene scene(tiny_shape(2, 1), ALL_TO_ALL, 500, abort ? 60 : 0.1);
     World& world = scene.world;
     scene.calls.pop_back();
-    const uint64_t sent = STEPS + (sends ? 3 : 1);  // until rank 0 waits
+    const uint64_t sent = STEPS + (sends ? 3 : LAG);  // until rank 0 waits
+    Memory& memory = scene.memory[0];
+    constexpr int STAGED = 0xEE;
     std::thread stalled([&] {
         const Channel mine = world.arena(1).channel(0), theirs = world.arena(0).channel(0);
         uint64_t word;
         while (!(word = load_acquire(mine.start(1, 0)))) std::this_thread::yield();
+        memset(theirs.stage(1, 1), STAGED, world.shape.stage_bytes);
         store_release<SITE_START>(theirs.start(1, 1), word);
         if (sends) store_release<SITE_TAIL>(theirs.tail(1), STEPS + 3);
         while (load_acquire(mine.tail(0)) < sent) std::this_thread::yield();
@@ -122,7 +125,10 @@ void check_stalled_peer(bool sends, bool abort) {
     expect_failure(world, 0, {abort ? ABORTED : sends ? NO_SLOT : NO_DATA, 1}, "a peer stalls");
     expect(record.got == 0 && record.expected == STEPS + 1, "the expected flag");
     expect(*world.arena(1).channel(0).tail(0) == sent, "slots were overwritten");
-    if (!sends) scene.expect_untouched("the memory of a rank that received nothing");
+    if (sends) return;
+    const uint64_t block = memory.begin + 500 * sizeof(int32_t);
+    std::fill_n(memory.before.begin() + block, world.shape.stage_bytes, STAGED);
+    scene.expect_untouched("the memory of a rank that received only what was staged");
 }
 
 void check_refusals() {
