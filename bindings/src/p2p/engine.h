@@ -30,52 +30,20 @@ namespace ringcomm {
 constexpr size_t MAX_BUFFERED_MESSAGE = 4096;
 constexpr size_t MAX_BUFFERED = 16 << 20;  // per peer, with some 250 bytes for each message; beyond, a send blocks
 
-enum class TransferKind {
-    SEND,
-    SYNCHRONOUS_SEND,  // done once a receive matches
-    RECV,
-    RECV_AT_MOST,  // of this dtype, and at most `count` elements
-    RECV_MESSAGE,  // of any dtype, and at most `count` bytes
-    RECV_OR_TAKE,  // the same; a longer message is taken
-    PROBE,
-    TAKE,  // a probe after which only the receive with that number gets the message
-};
-
-constexpr bool sends(TransferKind kind) { return kind <= TransferKind::SYNCHRONOUS_SEND; }
-
-// The arguments of a send, receive or probe. A send never writes through `data`.
-struct Transfer {
-    TransferKind kind;
-    std::byte* data;
-    uint64_t count;
-    int dtype;
-    int peer;     // receive: -1 for any
-    int64_t tag;  // RECV_MESSAGE and probes: RC_ANY_TAG for any
-    double timeout;
-    uint64_t taken = 0;                  // RECV_MESSAGE: of this taken message
-    bool on_gpu = false, async = false;  // async: the caller's stream does not wait
-    void* stream = nullptr;              // of the caller: the CUstream after whose work the message moves
-};
-
-struct ProbedMessage {
-    rc_message message;
-    uint64_t taken;  // its number, if it was taken, else 0
-};
+constexpr bool sends(int kind) { return kind <= RC_SEND_SYNCHRONOUS; }
 
 class PointToPointEngine {
 public:
     explicit PointToPointEngine(PeerGroup& group);
     ~PointToPointEngine();
 
-    rc_message run(const Transfer& transfer);  // returns what a receive has received
-    ProbedMessage receive_or_take(const Transfer& transfer);
-    rc_message exchange(const Transfer& outgoing, const Transfer& incoming);
-    std::shared_ptr<Work> start(const Transfer& transfer);
+    rc_message run(const rc_transfer& transfer);  // returns what a receive or probe has found
+    rc_message exchange(const rc_transfer& outgoing, const rc_transfer& incoming);
+    std::shared_ptr<Work> start(const rc_transfer& transfer);
     // A transfer that is done until it is started, as often as wanted: together with others, or none of them.
-    std::shared_ptr<Work> prepare(const Transfer& transfer);
+    std::shared_ptr<Work> prepare(const rc_transfer& transfer);
     void start_prepared(std::span<Work* const> works);
-    // Without `waits`: nothing, if there is no such message now.
-    std::optional<ProbedMessage> probe(const Transfer& transfer, bool waits);
+    std::optional<rc_message> poll(const rc_transfer& probe);  // nothing, if there is no such message now
     // Another engine has channels to the same ranks: this one exchanges no messages.
     void give_up_channels();
     // Before group.start_closing(): waits until the peers have room for all buffered sends. Returns what prevented it.
@@ -175,7 +143,7 @@ private:
     void wait_end(AsyncRequest& async, uint64_t deadline);  // of its launches
     void order(const Request& request, void* stream);
     uint64_t next_look(uint64_t deadline) const;
-    void poll(Request& request);
+    void look(Request& request);
     void drain();
     void advance();
     void detach();
@@ -204,7 +172,7 @@ private:
     uint64_t taken_count_ = 0;
     size_t least_eager_bytes_ = SIZE_MAX;  // of all channels
     std::atomic<int> urgent_open_{0};      // of the asynchronous requests
-    std::atomic<uint64_t> next_check_{0};  // by poll(), ns
+    std::atomic<uint64_t> next_check_{0};  // by look(), ns
     bool completed_ = false;               // a request that another thread may wait for
 
     int async_open_ = 0;  // asynchronous requests and buffered sends

@@ -63,7 +63,7 @@ void PointToPointEngine::send_packet(Endpoint& endpoint, PendingPacket packet) {
 }
 
 size_t PointToPointEngine::cost(const Request& request) {
-    return sizeof(BufferedSend) + (request.transfer.data ? request.bytes : 0);  // nullptr: staged on the GPU
+    return sizeof(BufferedSend) + (request.data ? request.bytes : 0);  // nullptr: staged on the GPU
 }
 
 // Completes a queued send whose receiver makes no room: from now on a copy is queued. Returns false if the send is not
@@ -130,7 +130,7 @@ bool PointToPointEngine::try_write(Endpoint& endpoint, PendingPacket packet) {
         header.bytes = request->bytes;
     }
     if (packet.kind == PACKET_EAGER) {
-        payload = request->transfer.data;
+        payload = request->data;
     } else {
         payload = prepare_rendezvous(endpoint, *request, header);
     }

@@ -141,7 +141,7 @@ void PointToPointEngine::wait(Request& request, uint64_t deadline) {
 }
 
 // Looks whether a posted probe has found a message. Who polls all the time never waits, so this checks for dead peers.
-void PointToPointEngine::poll(Request& request) {
+void PointToPointEngine::look(Request& request) {
     constexpr uint64_t INTERVAL_NS = 100'000'000;
     if (!request.is_done() && request.start >= next_check_.load()) {
         next_check_.store(request.start + INTERVAL_NS);
