@@ -296,7 +296,8 @@ int rc_transfer_run(rc_comm* comm, const rc_transfer* transfer, rc_message* mess
 int rc_transfer_start(rc_comm* comm, const rc_transfer* transfer, rc_work** work);
 /* A transfer that rc_start_all() starts again and again. While it is not started the work is done. */
 int rc_transfer_prepare(rc_comm* comm, const rc_transfer* transfer, rc_work** work);
-/* Starts prepared transfers, in this order; each must be done. `started`: how many, also after a failure. */
+/* Starts prepared transfers, in this order; each must be done, or none starts. `started`: how many, also after a
+ * failure. */
 int rc_start_all(rc_work* const* works, int count, int* started);
 /* A send and a receive at once. */
 int rc_exchange(rc_comm* comm, const rc_transfer* sent, const rc_transfer* received, rc_message* message);

@@ -45,7 +45,8 @@ RequestMaker: Any = native_requests.RequestMaker
 wait_all: Callable[[Any], bool] = native_requests.wait_all  # whether all have succeeded; then they name nothing
 test_all: Callable[[Any], bool | None] = native_requests.test_all  # whether all are done; None: the caller has to look
 find_done: Callable[[Any], tuple[list[int], list[int]] | None] = native_requests.find_done  # the active, and the done
-start_all: Callable[[Any], int] = native_requests.start_all  # how many have started, from the first on
+# How many have started: all, unless one is not plain, or active, then none; or the first ones, before a failure.
+start_all: Callable[[Any], int] = native_requests.start_all
 
 
 def when_ended(call: Any, callback: Callable[[], object]) -> None:

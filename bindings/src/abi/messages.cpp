@@ -1,4 +1,5 @@
 // The C ABI of point-to-point messages.
+#include <utility>
 #include <vector>
 
 #include "abi/handles.h"
@@ -27,10 +28,22 @@ void check_on_gpu(const EntryGuard& entry, const rc_transfer& transfer) {
     reject_in_signal_handler(entry.group());
 }
 
-void check_startable(const rc_work* work) {
-    check_pointer("work", work);
-    if (!work->prepared) reject("work: expected a prepared transfer");
-    if (!work->work->done()) reject("work: expected one that is done: wait for it before its next start");
+// All can start, or none does.
+void check_startable(rc_work* const* works, int count) {
+    const auto expect = [](bool holds, int index, const char* expected) {
+        if (!holds) rejectf("works[%d]: expected %s", index, expected);
+    };
+    for (int i = 0; i < count; ++i) {
+        expect(works[i], i, "a pointer, got NULL");
+        expect(works[i]->prepared, i, "a prepared transfer");
+        expect(works[i]->work->done(), i, "one that is done: wait for it before its next start");
+    }
+    int again = count;
+    for (int i = 0; i < count; ++i) {
+        if (std::exchange(works[i]->listed, true)) again = i;
+    }
+    for (int i = 0; i < count; ++i) works[i]->listed = false;
+    expect(again == count, again, "another work than before");
 }
 
 }  // namespace
@@ -68,14 +81,12 @@ int rc_start_all(rc_work* const* works, int count, int* started) {
         check_range("count", count, 0, INT32_MAX);
         check_pointer("started", started);
         *started = 0;
+        check_startable(works, count);
         std::vector<Work*> together;  // of one communicator
         while (*started < count) {
             together.clear();
-            check_startable(works[*started]);
             const auto& handle = works[*started]->handle;
-            for (int i = *started; i < count; ++i) {
-                check_startable(works[i]);
-                if (works[i]->handle != handle) break;
+            for (int i = *started; i < count && works[i]->handle == handle; ++i) {
                 together.push_back(works[i]->work.get());
             }
             EntryGuard(*handle)->p2p.start_prepared(together);

@@ -89,10 +89,13 @@ void prepared_transfers(rc_comm* comm, int rank) {
             CHECK(std::count(data.begin(), data.end(), letter(left, rank, round)) == int64_t(data.size()));
         }
     }
-    // Refused: a second start, and a work that was not prepared.
-    rc_work* const twice[] = {works[0], works[0]};
+    // Refused, before any starts: one work twice, a second start, and a work that was not prepared.
+    rc_work* const twice[] = {works[0], works[1], works[0]};
+    CHECK(rc_start_all(twice, 3, &started) == RC_ARGUMENT && started == 0);
+    CHECK(std::string(rc_last_error()->message) == "works[2]: expected another work than before");
+    CHECK(rc_work_ended(works[0]) && rc_work_ended(works[1]));
     DO(rc_start_all(twice, 1, &started));
-    CHECK(rc_start_all(twice, 1, &started) == RC_ARGUMENT && started == 0);
+    CHECK(rc_start_all(&works[0], int(works.size()), &started) == RC_ARGUMENT && started == 0);
     DO(start(comm, transfer_of(RC_SEND, nullptr, 0, RC_UINT8, rank, 99), &works[0]));
     CHECK(rc_start_all(works.data(), 1, &started) == RC_ARGUMENT && started == 0);
     DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));  // nothing had arrived before
