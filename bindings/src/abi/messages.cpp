@@ -116,6 +116,10 @@ int rc_poll(rc_comm* comm, const rc_transfer* probe, int* found, rc_message* mes
     });
 }
 
+int rc_announce_close(rc_comm* comm) {
+    return enter(comm, [](const EntryGuard& entry) { entry->p2p.announce_close(); });
+}
+
 int rc_cancel(rc_work* work, int* cancelled) {
     return guarded([&] {
         check_pointer("work", work);

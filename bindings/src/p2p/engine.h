@@ -44,6 +44,8 @@ public:
     std::shared_ptr<Work> prepare(const rc_transfer& transfer);
     void start_prepared(std::span<Work* const> works);
     std::optional<rc_message> poll(const rc_transfer& probe);  // nothing, if there is no such message now
+    // This rank is about to close, and starts no more sends: whoever waits for one shall fail as if it had closed.
+    void announce_close();
     // Another engine has channels to the same ranks: this one exchanges no messages.
     void give_up_channels();
     // Before group.start_closing(): waits until the peers have room for all buffered sends. Returns what prevented it.
@@ -90,6 +92,7 @@ private:
         uint64_t rts_count = 0;
         int posted = 0;        // receives and probes of its messages
         bool watched = false;  // it is in watched_
+        bool closes = false;   // the peer has announced that it does
         bool arena_sent = false;
         std::vector<std::byte> arena{};  // the handle of the peer's arena, once it has come
 
@@ -152,10 +155,14 @@ private:
     void progress_loop();
     template <class Function>
     void for_each_open(Function function);
-    std::optional<Failure> find_failure();
+    bool sends_no_more(int peer) const;
+    std::optional<Failure> find_failure(const Request* waited_for = nullptr);
     std::optional<Failure> find_failure(const Request& request, uint64_t now) const;
+    static Failure all_closed(const Request& request);
+    std::optional<Failure> find_senders_closed(const Request& request) const;
     double timeout(const Request& request) const;
     Endpoint& endpoint_of(int peer) { return endpoints_[peer < group_.rank ? peer : peer - 1]; }
+    const Endpoint& endpoint_of(int peer) const { return endpoints_[peer < group_.rank ? peer : peer - 1]; }
 
     PeerGroup& group_;
     Sleeper& sleeper_;

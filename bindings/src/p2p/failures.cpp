@@ -24,7 +24,7 @@ void PointToPointEngine::for_each_open(Function function) {
 }
 
 // Returns the failure of a request that can no longer complete, or is past its deadline.
-std::optional<Failure> PointToPointEngine::find_failure() {
+std::optional<Failure> PointToPointEngine::find_failure(const Request* waited_for) {
     std::optional<Failure> failure;
     const uint64_t now = now_ns();
     int checked = -1;  // a peer, which one buffered send stands for
@@ -33,7 +33,12 @@ std::optional<Failure> PointToPointEngine::find_failure() {
         if (!failure) failure = find_failure(request, now);
     });
     if (!failure && gpu_ && gpu_->busy()) failure = gpu_->find_failure();
+    if (!failure && waited_for) failure = find_senders_closed(*waited_for);
     return failure;
+}
+
+Failure PointToPointEngine::all_closed(const Request& request) {
+    return Failure(RC_PEER_LOST, "all other ranks closed the communicator during " + request.describe_call());
 }
 
 std::optional<Failure> PointToPointEngine::find_failure(const Request& request, uint64_t now) const {
@@ -50,15 +55,28 @@ std::optional<Failure> PointToPointEngine::find_failure(const Request& request, 
         if (auto failure = group_.peer_failure(p, request.describe_call())) return failure;
         possible = true;
     }
-    if (!possible) {
-        return Failure(RC_PEER_LOST, "all other ranks closed the communicator during " + request.describe_call());
-    }
+    if (!possible) return all_closed(request);
     if (request.buffered) return {};  // its call is over, and with it the timeout
     const double seconds = timeout(request);
     if (now < deadline_of(request.start, seconds)) return {};
     const std::string message = format("rank %d waited %.3g s for ", group_.rank, seconds) + request.describe_call();
     const std::vector<int> first = peer >= 0 ? std::vector{peer} : std::vector<int>{};
     return Failure(RC_TIMEOUT, group_.with_report(message, first), peer >= 0 ? peer : group_.rank);
+}
+
+bool PointToPointEngine::sends_no_more(int peer) const { return group_.closed(peer) || endpoint_of(peer).closes; }
+
+// Of a receive or probe that a thread waits for: the program may still cancel any other one.
+std::optional<Failure> PointToPointEngine::find_senders_closed(const Request& request) const {
+    const int peer = request.transfer.peer;
+    if (request.sends || request.polls || request.message.source >= 0) return {};
+    if (peer == group_.rank || group_.size == 1) return {};
+    if (peer >= 0 && !sends_no_more(peer)) return {};
+    if (peer >= 0) return group_.peer_lost(peer, "closed the communicator", request.describe_call());
+    for (const Endpoint& endpoint : endpoints_) {
+        if (!sends_no_more(endpoint.peer)) return {};
+    }
+    return all_closed(request);
 }
 
 double PointToPointEngine::timeout(const Request& request) const {

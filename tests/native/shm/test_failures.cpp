@@ -100,6 +100,22 @@ void a_receive_from_any_ignores_ranks_that_closed(rc_comm* comm, int rank) {
     }
 }
 
+// Rank 1 announces it behind messages that find no room, and then waits as mpi4py's Finalize does.
+void a_rank_that_is_about_to_close_is_not_waited_for(rc_comm* comm, int rank) {
+    constexpr int MANY = 4 * PACKETS;
+    if (rank == 1) {
+        for (int i = 0; i < MANY; ++i) DO(run(comm, transfer_of(RC_SEND, &i, 1, RC_INT32, 0, 0)));
+        DO(rc_announce_close(comm));
+        CHECK(run(comm, RC_BARRIER, nullptr, nullptr, 0) == RC_PEER_LOST);
+        return;
+    }
+    for (int i = 0, value = -1; i < MANY; ++i) {
+        DO(run(comm, transfer_of(RC_RECV, &value, 1, RC_INT32, 1, 0)));
+        CHECK(value == i);
+    }
+    CHECK(run(comm, transfer_of(RC_PROBE, nullptr, 0, RC_INT32, 1, 0)) == RC_PEER_LOST && rc_last_error()->rank == 1);
+}
+
 void many_threads_receive_from_any(rc_comm* comm, int rank) {
     constexpr int THREADS = 4, EACH = 50;
     if (rank == 0) {
@@ -200,6 +216,7 @@ void no_peer_writes_to_a_rank_whose_call_has_failed(rc_comm* comm, int rank, int
         for (int i = 0; i < delay; ++i) std::this_thread::yield();
         if (rank == 0) DO(rc_abort(comm, RC_ABORTED, rank, "enough"));
     });
+    in_world(2, small_tuning(), a_rank_that_is_about_to_close_is_not_waited_for);
     const int status = run(comm, RC_ALL_GATHER, data.data(), all.data, COUNT);
     CHECK(status == RC_OK || status == RC_ABORTED);
     std::fill(all.data, all.data + 3 * COUNT, -1);
