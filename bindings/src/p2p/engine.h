@@ -160,6 +160,7 @@ private:
     std::optional<Failure> find_failure(const Request& request, uint64_t now) const;
     static Failure all_closed(const Request& request);
     std::optional<Failure> find_senders_closed(const Request& request) const;
+    Failure as_failure_of(const Request& request, const Failure& failure);
     double timeout(const Request& request) const;
     Endpoint& endpoint_of(int peer) { return endpoints_[peer < group_.rank ? peer : peer - 1]; }
     const Endpoint& endpoint_of(int peer) const { return endpoints_[peer < group_.rank ? peer : peer - 1]; }

@@ -1,4 +1,5 @@
 // How PointToPointEngine fails: what ends a request, and all of them.
+#include <cstring>
 #include <utility>
 
 #include "p2p/gpu.h"
@@ -23,14 +24,16 @@ void PointToPointEngine::for_each_open(Function function) {
     }
 }
 
-// Returns the failure of a request that can no longer complete, or is past its deadline.
+// Returns the failure of a request that can no longer complete, or is past its deadline: first of the one that a thread
+// waits for.
 std::optional<Failure> PointToPointEngine::find_failure(const Request* waited_for) {
     std::optional<Failure> failure;
     const uint64_t now = now_ns();
     int checked = -1;  // a peer, which one buffered send stands for
     for_each_open([&](const Request& request) {
         if (request.buffered && std::exchange(checked, request.transfer.peer) == request.transfer.peer) return;
-        if (!failure) failure = find_failure(request, now);
+        if (failure && &request != waited_for) return;
+        if (auto found = find_failure(request, now)) failure = std::move(found);
     });
     if (!failure && gpu_ && gpu_->busy()) failure = gpu_->find_failure();
     if (!failure && waited_for) failure = find_senders_closed(*waited_for);
@@ -91,8 +94,23 @@ Failure PointToPointEngine::break_group(const std::exception& error) {
     return failure;
 }
 
+// What ends all requests, as an error of this one. After a death an asynchronous one names its own call.
+Failure PointToPointEngine::as_failure_of(const Request& request, const Failure& failure) {
+    const rc_error& error = failure.error;
+    const std::string call = request.describe_call();
+    if (error.code == RC_CLOSED) return Failure(RC_CLOSED, "this communicator was closed during " + call, group_.rank);
+    if (!request.owner || error.code != RC_PEER_LOST) return failure;
+    if (!error.group_size && error.rank >= 0 && error.rank == request.transfer.peer) {
+        if (auto lost = group_.peer_failure(error.rank, call)) return *lost;
+    }
+    if (strstr(error.message, call.c_str())) return failure;
+    Failure own(failure);
+    copy_text(own.error.message, sizeof own.error.message, call + " ended: " + error.message);
+    return own;
+}
+
 void PointToPointEngine::fail(Request& request, const Failure& failure) {
-    request.failure = std::make_unique<Failure>(failure);
+    request.failure = std::make_unique<Failure>(as_failure_of(request, failure));
     complete(request);
 }
 

@@ -1,11 +1,15 @@
 """How pending messages end with their communicator: each by an error that names its own call."""
 
+import os
+import signal
+
 import numpy as np
 import pytest
 from test_messages import LARGE, message, room
 
-from harness.failures import raised, until_waiting
-from ringcomm import PeerLost
+import harness
+from harness.failures import check_usable, outcomes, raised, until_waiting
+from ringcomm import ArgumentError, PeerLost
 from ringcomm.transports.messages import ANY_SOURCE, ANY_TAG
 
 # --- Ranks that send no more ------------------------------------------------------------------------------------------
@@ -68,3 +72,45 @@ def wait_for_a_rank_that_is_about_to_close(comm, name, late):
 @pytest.mark.parametrize(("name", "late"), [*((name, False) for name in WAITS), ("recv", True), ("take", True)])
 def test_a_wait_for_a_rank_that_is_about_to_close_fails(name, late, run):
     run(wait_for_a_rank_that_is_about_to_close, name, late)
+
+
+# --- Pending messages -------------------------------------------------------------------------------------------------
+
+
+def close_with_pending_messages(comm):
+    """The error of each names its call."""
+    group = comm.split(0)
+    if comm.rank == 1:
+        works = [group.recv(np.zeros(3), 0, tag, async_op=True) for tag in (4, 5)]
+        works.append(group.messages.irecv(np.zeros(3), ANY_SOURCE, ANY_TAG))
+        group.close()
+        texts = [str(raised(ArgumentError, work.wait)) for work in works]
+        calls = [f"recv(float64 x 3, from 0) with tag {tag}" for tag in (4, 5)]
+        for text, call in zip(texts, [*calls, "recv(at most 24 bytes, from any) with any tag"], strict=True):
+            assert f"this communicator was closed during {call}" in text
+    check_usable(comm)
+
+
+def test_a_closed_communicator_names_the_calls_that_were_pending(run):
+    run(close_with_pending_messages)
+
+
+def die_with_pending_messages(comm):
+    if comm.rank == 2:
+        for rank in (0, 1):
+            until_waiting(comm, rank)
+        os.kill(os.getpid(), signal.SIGKILL)
+    sources = [2, 2, 1 - comm.rank]
+    works = [comm.recv(np.zeros(3), source, tag, async_op=True) for tag, source in enumerate(sources)]
+    return [(error.rank, str(error)) for error in (raised(PeerLost, work.wait) for work in works)]
+
+
+def test_after_a_death_every_pending_message_names_its_own_call():
+    with harness.world(3) as pool:
+        answers = {rank: answer for rank, answer, _ in outcomes(pool, die_with_pending_messages)}
+    assert isinstance(answers.pop(2), ConnectionError)
+    for rank, errors in answers.items():
+        assert [lost for lost, _ in errors] == [2, 2, 2]
+        for tag, (_, text) in enumerate(errors[:2]):
+            assert f"died while rank {rank} needed it for recv(float64 x 3, from 2) with tag {tag}" in text
+        assert errors[2][1].startswith(f"recv(float64 x 3, from {1 - rank}) with tag 2 ended: rank 2 (process ")
