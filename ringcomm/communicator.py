@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import cached_property, partial
+from functools import cached_property
 from math import prod
 from os import PathLike
 from types import TracebackType
@@ -22,7 +22,7 @@ from ringcomm.pending import PendingCalls, PendingWork, SendRecvPending
 from ringcomm.shapes import Shapes, axes
 from ringcomm.trace.dump import dump_if_asked
 from ringcomm.trace.recorder import MARK_BYTES, group_id, record, record_if_asked
-from ringcomm.transports.contract import CollectiveCall, Startable, Transport
+from ringcomm.transports.contract import CollectiveCall, Startable, TransferCall, Transport
 from ringcomm.transports.messages import Messages
 from ringcomm.transports.routing import RoutingTransport
 from ringcomm.types import COLLECTIVES, PremulSum, reduction
@@ -242,8 +242,12 @@ class Communicator:
         """Send x to `peer`, in order per peer and tag. A large array may wait for its receiver."""
         if (done := self.fast_path.send(x, peer, tag, timeout, async_op)) is not NotImplemented:
             return self.started(done, x) if async_op else done
-        call = (*ADAPTERS[type(x)].memory(x, False), self._peer("peer", peer), *_options(tag, timeout))
-        return self._isend(x, call) if async_op else self._transport.send(*call)
+        memory = ADAPTERS[type(x)].memory(x, False)
+        sent = TransferCall(lib.RC_SEND, *memory, self._peer("peer", peer), *_options(tag, timeout))
+        if async_op:
+            return self._start_transfer(sent, x)
+        self._transport.transfer(sent)
+        return None
 
     def recv(
         self,
@@ -261,11 +265,9 @@ class Communicator:
         """
         if (done := self.fast_path.recv(x, peer, tag, at_most, timeout, async_op)) is not NotImplemented:
             return self.started(done, x) if async_op else done
-        call = (*ADAPTERS[type(x)].memory(x, True), self._source("peer", peer), *_options(tag, timeout))
-        if not (async_op or at_most):
-            return self._transport.recv(*call)
-        work = self._irecv(x, call, at_most)
-        return work if async_op else work.wait()
+        memory, kind = ADAPTERS[type(x)].memory(x, True), lib.RC_RECV_AT_MOST if at_most else lib.RC_RECV
+        received = TransferCall(kind, *memory, self._source("peer", peer), *_options(tag, timeout))
+        return self._start_transfer(received, x) if async_op else self._transport.transfer(received)
 
     def sendrecv(
         self,
@@ -281,14 +283,15 @@ class Communicator:
         """Send x to `dest` while receiving `out` from `source`, None for any rank. Returns the rank of the sender."""
         if (done := self.fast_path.sendrecv(x, dest, out, source, tag, timeout, async_op)) is not NotImplemented:
             return done
-        sent = (*ADAPTERS[type(x)].memory(x, False), self._peer("dest", dest))
-        received = (*ADAPTERS[type(out)].memory(out, True), self._source("source", source))
+        given, got = ADAPTERS[type(x)].memory(x, False), ADAPTERS[type(out)].memory(out, True)
         options = _options(tag, timeout)
+        sent = TransferCall(lib.RC_SEND, *given, self._peer("dest", dest), *options)
+        received = TransferCall(lib.RC_RECV, *got, self._source("source", source), *options)
         if async_op:
-            check_disjoint(sent[:3], received[:3])  # the two native calls cannot compare their memory
-            works = self._isend(x, (*sent, *options)), self._irecv(out, (*received, *options))
+            check_disjoint(given, got)  # the two native calls cannot compare their memory
+            works = self._start_transfer(sent, x), self._start_transfer(received, out)
             return PendingWork(SendRecvPending, works, _source, (x, out), self._pending)
-        return self._transport.sendrecv(*sent, *received, *options)
+        return self._transport.exchange(sent, received)
 
     @cached_property
     def messages(self) -> Messages:
@@ -534,12 +537,9 @@ class Communicator:
             return message
         return PendingWork(message.start, (True,), message.result, arrays, self._pending)
 
-    def _isend(self, x: Any, call: tuple[Any, ...]) -> Work:
-        return PendingWork(self._transport.isend, call, _nothing, x, self._pending)
-
-    def _irecv(self, x: Any, call: tuple[Any, ...], at_most: bool = False) -> Work:
-        start = partial(self._transport.irecv, at_most=True) if at_most else self._transport.irecv
-        return PendingWork(start, call, _source, x, self._pending)
+    def _start_transfer(self, transfer: TransferCall, x: Any) -> Work:
+        result = _nothing if transfer.kind == lib.RC_SEND else _source
+        return PendingWork(self._transport.start_transfer, (transfer,), result, x, self._pending)
 
     def _peer(self, what: str, rank: int) -> int:
         if type(rank) is not int:

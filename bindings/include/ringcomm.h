@@ -248,16 +248,60 @@ int rc_describe(int collective, uint64_t count, int dtype, int op, double factor
 /* Checks the arguments of a collective on `rank` of `size`, for other transports; `on_gpu`: 1 if GPUs reduce. */
 int rc_check_collective(int rank, int size, int collective, const rc_call* call, int on_gpu);
 
-/* Point to point; peer -1 receives from any rank. `source` (may be NULL) is set to the sender. */
-int rc_send(rc_comm* comm, const void* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout,
-            rc_work** work);
-int rc_recv(rc_comm* comm, void* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout, int* source,
-            rc_work** work);
-/* The same of at most `count` elements: those that arrive come first. */
-int rc_recv_at_most(rc_comm* comm, void* data, uint64_t count, int dtype, int peer, int64_t tag, double timeout,
-                    int* source, rc_work** work);
-int rc_sendrecv(rc_comm* comm, const void* data, uint64_t count, int dtype, int dest, void* target,
-                uint64_t target_count, int target_dtype, int source, int64_t tag, double timeout, int* from);
+/* Point to point. Messages are matched by source and tag, in order for each source and tag. */
+enum rc_transfer_kind {
+    RC_SEND,
+    RC_SEND_SYNCHRONOUS, /* is done only once a receive has matched the message */
+    RC_RECV,             /* a message of exactly this count and dtype */
+    RC_RECV_AT_MOST,     /* of this dtype, and at most so many elements: those that arrive come first */
+    /* As MPI matches messages: of any dtype and at most so many bytes, and from RC_ANY_TAG of any tag. A longer one is
+     * lost: the receive returns RC_MISMATCH, its sender RC_OK. */
+    RC_RECV_MESSAGE,
+    RC_RECV_OR_TAKE, /* the same, unless the message is longer: then it is taken */
+    RC_PROBE,        /* finds the message that such a receive would get */
+    RC_TAKE,         /* the same; only the RC_RECV_MESSAGE with its number gets the message then */
+    RC_TRANSFER_KINDS
+};
+#define RC_ANY_TAG INT64_MIN
+enum { RC_OBJECT_TAG = -2147483648 }; /* of messages inside a collective, which RC_ANY_TAG does not match */
+typedef struct {
+    int32_t kind;
+    void* data; /* only read by a send; a probe has none */
+    uint64_t count;
+    int32_t dtype;
+    int32_t peer; /* -1: a receive or probe takes any */
+    int64_t tag;
+    double timeout;
+    uint64_t taken; /* RC_RECV_MESSAGE: the number of a taken message, whose source and tag the others are; else 0 */
+    int32_t on_gpu; /* 1: `data` is on the GPU; the message moves after what has been queued on `stream`; */
+    int32_t async;  /* 1: what is queued there next does not wait for it */
+    void* stream;
+} rc_transfer;
+typedef struct {
+    int32_t source;    /* -1: none, as for a send, or after rc_cancel */
+    int32_t cancelled; /* 1: rc_cancel has withdrawn the receive */
+    int64_t tag;
+    uint64_t bytes; /* that arrived */
+    uint64_t taken; /* the number of the message if it was taken, else 0 */
+} rc_message;
+/* `message`, which may be NULL, is what a receive or probe has found. */
+int rc_transfer_run(rc_comm* comm, const rc_transfer* transfer, rc_message* message);
+int rc_transfer_start(rc_comm* comm, const rc_transfer* transfer, rc_work** work);
+/* A transfer that rc_start_all() starts again and again. While it is not started the work is done. */
+int rc_transfer_prepare(rc_comm* comm, const rc_transfer* transfer, rc_work** work);
+/* Starts prepared transfers, in this order; each must be done, or none starts. `started`: how many, also after a
+ * failure. */
+int rc_start_all(rc_work* const* works, int count, int* started);
+/* A send and a receive at once. */
+int rc_exchange(rc_comm* comm, const rc_transfer* sent, const rc_transfer* received, rc_message* message);
+/* A probe that does not wait: `found` is 0 or 1. */
+int rc_poll(rc_comm* comm, const rc_transfer* probe, int* found, rc_message* message);
+/* Withdraws a receive that no message has matched: then it is done, and `cancelled` is 1. Has no effect on others. */
+int rc_cancel(rc_work* work, int* cancelled);
+/* This rank sends no more messages: a peer that waits for one fails as if this rank had closed. */
+int rc_announce_close(rc_comm* comm);
+/* What a receive that is done has received. */
+int rc_work_message(rc_work* work, rc_message* message);
 
 /* Messages of arrays on a GPU. The rank's arena of them is made and freed in Python, which compiles the kernel. */
 typedef struct {
@@ -279,11 +323,6 @@ typedef struct {
 enum rc_gpu_limit { RC_MAX_LAUNCHES = 256 }; /* in flight */
 int rc_gpu_messages_bytes(const rc_gpu_messages_shape* shape, uint64_t* bytes);
 int rc_gpu_messages_open(rc_comm* comm, const rc_gpu_messages_setup* setup);
-enum rc_gpu_message { RC_GPU_SEND, RC_GPU_RECV, RC_GPU_RECV_AT_MOST };
-/* Starts a send or receive of an array on the GPU, after what has been queued on a stream. With `async`, what is queued
- * there next does not wait for it. */
-int rc_gpu_message_start(rc_comm* comm, int kind, void* data, uint64_t count, int dtype, int peer, int64_t tag,
-                         double timeout, void* stream, int async, rc_work** work);
 /* Waits until a message is launched, with its errors up to then, and lets a stream wait for its end. */
 int rc_work_wait_launched(rc_work* work, double timeout, void* stream, int* source);
 int rc_work_launched(rc_work* work, int* launched);
@@ -293,45 +332,6 @@ int rc_gpu_messages_coalesce(rc_comm* comm, int begins);
 int rc_gpu_messages_wait(rc_comm* comm);
 /* Whether the peers have read all that was sent: the arena can be freed once `comm` is closed. */
 int rc_gpu_messages_read(rc_comm* comm, int* all);
-
-/* Messages matched as MPI matches them. A receive takes a message of at most `bytes` bytes, of any dtype, from one rank
- * or any (-1), with one tag or any. A longer one is lost: the receive returns RC_MISMATCH, its sender RC_OK. */
-#define RC_ANY_TAG INT64_MIN
-enum { RC_OBJECT_TAG = -2147483648 }; /* of messages inside a collective, which RC_ANY_TAG does not match */
-typedef struct {
-    int32_t source;    /* -1: none, as for a send, or after rc_cancel */
-    int32_t cancelled; /* 1: rc_cancel has withdrawn the receive */
-    int64_t tag;
-    uint64_t bytes; /* that arrived */
-} rc_message;
-/* Is done only once a receive has matched the message. */
-int rc_send_synchronous(rc_comm* comm, const void* data, uint64_t count, int dtype, int peer, int64_t tag,
-                        double timeout, rc_work** work);
-/* `message` may be NULL. `taken`: 0, or the number of a taken message; `peer` and `tag` are then its own. */
-int rc_recv_message(rc_comm* comm, void* data, uint64_t bytes, int peer, int64_t tag, uint64_t taken, double timeout,
-                    rc_message* message, rc_work** work);
-/* Both at once; `message` may be NULL. */
-int rc_sendrecv_message(rc_comm* comm, const void* data, uint64_t bytes, int dest, int64_t send_tag, void* target,
-                        uint64_t target_bytes, int source, int64_t recv_tag, double timeout, rc_message* message);
-/* Finds the message that such a receive would get, and waits for one if `waits`; `found` is 0 or 1. With `taken` (may
- * be NULL) no other receive gets the message: it waits for the one rc_recv_message with this number. */
-int rc_probe(rc_comm* comm, int peer, int64_t tag, int waits, double timeout, int* found, rc_message* message,
-             uint64_t* taken);
-/* Receives the message that rc_recv_message would get, unless it is longer: then it is taken, as by rc_probe, and
- * `taken` is its number, else 0. */
-int rc_recv_or_take(rc_comm* comm, void* data, uint64_t bytes, int peer, int64_t tag, double timeout,
-                    rc_message* message, uint64_t* taken);
-/* Withdraws a receive that no message has matched: then it is done, and `cancelled` is 1. Has no effect on others. */
-int rc_cancel(rc_work* work, int* cancelled);
-/* Prepare a transfer that rc_start_all() starts again and again, with the timeout of the communicator. While it is not
- * started the work is done. */
-int rc_prepare_send(rc_comm* comm, const void* data, uint64_t count, int dtype, int peer, int64_t tag, int synchronous,
-                    rc_work** work);
-int rc_prepare_receive(rc_comm* comm, void* data, uint64_t bytes, int peer, int64_t tag, rc_work** work);
-/* Starts prepared transfers, in this order; each must be done. `started`: how many, also after a failure. */
-int rc_start_all(rc_work* const* works, int count, int* started);
-/* What a receive that is done has received. */
-int rc_work_message(rc_work* work, rc_message* message);
 
 /* The status of the finished call. If it is not done after `timeout` the communicator is broken with RC_TIMEOUT: no
  * wait returns while the library can still touch the buffers. */

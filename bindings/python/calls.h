@@ -48,21 +48,29 @@ inline PyObject* raise(PyObject* check, int status) {
     return nullptr;
 }
 
+// A transfer of no memory yet, with the timeout of the communicator.
+inline rc_transfer transfer_of(int kind, int peer = -1, int64_t tag = 0) {
+    return {kind, nullptr, 0, RC_UINT8, peer, tag, OWN_TIMEOUT, 0, 0, 0, nullptr};
+}
+inline void set_bytes(rc_transfer& transfer, void* data, uint64_t bytes) {
+    transfer.data = data;
+    transfer.count = bytes;
+}
+
 // Receives a message of any length. Returns its bytes, an owned reference; nullptr: the exception is set. Where memory
 // is short, the message is lost, but its sender goes on.
 inline PyObject* receive_bytes(rc_comm* comm, PyObject* check, int peer, int64_t tag, rc_message& message) {
     char few[4096];  // of most objects
-    uint64_t taken;
-    int status = run_core(
-        sizeof few, [&] { return rc_recv_or_take(comm, few, sizeof few, peer, tag, OWN_TIMEOUT, &message, &taken); });
+    rc_transfer receive = transfer_of(RC_RECV_OR_TAKE, peer, tag);
+    set_bytes(receive, few, sizeof few);
+    int status = run_core(sizeof few, [&] { return rc_transfer_run(comm, &receive, &message); });
     if (status != RC_OK) return raise(check, status);
-    if (!taken) return PyBytes_FromStringAndSize(few, Py_ssize_t(message.bytes));
+    if (!message.taken) return PyBytes_FromStringAndSize(few, Py_ssize_t(message.bytes));
     PyObject* const bytes = PyBytes_FromStringAndSize(nullptr, Py_ssize_t(message.bytes));
-    char* const data = bytes ? PyBytes_AsString(bytes) : nullptr;
-    const uint64_t size = bytes ? message.bytes : 0;
-    status = without_gil([&] {
-        return rc_recv_message(comm, data, size, message.source, message.tag, taken, OWN_TIMEOUT, &message, nullptr);
-    });
+    receive = transfer_of(RC_RECV_MESSAGE, message.source, message.tag);
+    receive.taken = message.taken;
+    if (bytes) set_bytes(receive, PyBytes_AsString(bytes), message.bytes);
+    status = without_gil([&] { return rc_transfer_run(comm, &receive, &message); });
     if (!bytes || status == RC_OK) return bytes;
     Py_DECREF(bytes);
     return raise(check, status);

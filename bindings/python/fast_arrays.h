@@ -52,6 +52,12 @@ struct Array {
     PyObject* on_gpu = nullptr;  // see GpuArrays; nullptr: in host memory
 
     uint64_t bytes() const { return count * uint64_t(rc_dtype_bytes(dtype)); }
+    void fill(rc_transfer& transfer) const {
+        transfer.data = data;
+        transfer.count = count;
+        transfer.dtype = dtype;
+        transfer.on_gpu = on_gpu != nullptr;
+    }
 };
 
 // What arrays are asked that have no C interface: tensors, since none is shared by all supported versions of PyTorch,

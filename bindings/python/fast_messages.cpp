@@ -1,8 +1,8 @@
 // The messages of the fast path.
 #define NO_IMPORT_ARRAY  // fast_path.cpp does
-#include "fast_path.h"
-
 #include <algorithm>
+
+#include "fast_path.h"
 
 namespace ringcomm {
 
@@ -10,46 +10,59 @@ namespace {
 
 constexpr uint64_t ON_GPU = UINT64_MAX;  // bytes: to wait for a stream takes long
 
-// Makes the call of a message on a GPU. Returns the stream, an owned reference; nullptr: the exception is set.
-PyObject* prepare(FastPath& fast_path, int kind, const Array& x, int peer, int64_t tag, MessageCall& call) {
-    call = {kind, x.data, x.count, x.dtype, peer, tag, OWN_TIMEOUT, nullptr};
-    return current_stream(GpuArrays::current(x), fast_path.message_gpus.ordinal, call.stream);
+// What a receive returns.
+PyObject* source_of(const rc_message& message) { return PyLong_FromLong(message.source); }
+
+// The same as run() for a call that tells what it has received, from which `result` is made.
+template <class Call, class Result>
+PyObject* run_for(const FastPath& fast_path, uint64_t bytes, Result result, Call call) {
+    rc_message message;
+    PyObject* const done = run(fast_path, Py_NewRef(Py_None), bytes, [&] { return call(message); });
+    if (done != Py_None) return done;
+    Py_DECREF(done);
+    return result(message);
+}
+
+// Fills in the current stream of a message on a GPU. Returns the stream, an owned reference; nullptr: the exception is
+// set.
+PyObject* read_stream(FastPath& fast_path, const Array& x, rc_transfer& transfer) {
+    return current_stream(GpuArrays::current(x), fast_path.message_gpus.ordinal, transfer.stream);
 }
 
 // Sends or receives an array on a GPU, and returns the source; with `async_op`, a message to be started.
-PyObject* message(FastPath& fast_path, int kind, const Array& x, int peer, int64_t tag, PyObject* async_op) {
+PyObject* message(FastPath& fast_path, const Array& x, rc_transfer& transfer, PyObject* async_op) {
     if (!PyBool_Check(async_op)) return not_plain();
-    MessageCall call;
-    PyObject* const stream = prepare(fast_path, kind, x, peer, tag, call);
+    PyObject* const stream = read_stream(fast_path, x, transfer);
     if (!stream) return nullptr;
     if (async_op == Py_True) {
         const MessageOwner owner{
             fast_path.comm, fast_path.handle, fast_path.check, GpuArrays::current(x), fast_path.message_gpus.ordinal,
             false};
-        return make_gpu_message(fast_path.message_type, owner, call, stream);
+        return make_gpu_message(fast_path.message_type, owner, transfer, stream);
     }
-    PyObject* const from =
-        run_for_source(fast_path, ON_GPU, [&](int& source) { return call.run(fast_path.comm, source); });
+    PyObject* const from = run_for(fast_path, ON_GPU, source_of, [&](rc_message& message) {
+        return launch_message(fast_path.comm, transfer, message);
+    });
     Py_DECREF(stream);
     return from;
 }
 
-PyObject* exchange(FastPath& fast_path, const Array& x, int dest, const Array& out, int source, int64_t tag) {
-    MessageCall sent, received;
-    PyObject* const first = prepare(fast_path, RC_GPU_RECV, out, source, tag, received);
-    PyObject* const second = first ? prepare(fast_path, RC_GPU_SEND, x, dest, tag, sent) : nullptr;
+PyObject* exchange(FastPath& fast_path, const Array& x, rc_transfer& sent, const Array& out, rc_transfer& received) {
+    PyObject* const first = read_stream(fast_path, out, received);
+    PyObject* const second = first ? read_stream(fast_path, x, sent) : nullptr;
     PyObject* result = nullptr;
     if (second) {
         rc_work* receive = nullptr;
-        result = run(fast_path, Py_NewRef(Py_None), ON_GPU, [&] {
-            const int status = received.start(fast_path.comm, false, receive);
-            return status == RC_OK ? sent.run(fast_path.comm, dest) : status;
+        result = run_for(fast_path, ON_GPU, source_of, [&](rc_message& message) {
+            const int status = rc_transfer_start(fast_path.comm, &received, &receive);
+            return status == RC_OK ? launch_message(fast_path.comm, sent, message) : status;
         });
         PyObject *type, *error, *traceback;
         PyErr_Fetch(&type, &error, &traceback);  // the first error is raised, but no memory may be in use then
         if (receive) {
             Py_XDECREF(result);
-            result = run_for_source(fast_path, ON_GPU, [&](int& from) { return received.end(receive, from); });
+            result = run_for(fast_path, ON_GPU, source_of,
+                             [&](rc_message& message) { return end_message(receive, received.stream, message); });
         }
         if (type) {
             Py_XDECREF(std::exchange(result, nullptr));
@@ -61,63 +74,50 @@ PyObject* exchange(FastPath& fast_path, const Array& x, int dest, const Array& o
     return result;
 }
 
-// The same as run() for a call that tells the message that it has received: the fields of an Envelope.
-template <class Call>
-PyObject* run_for_message(const FastPath& fast_path, uint64_t bytes, Call call) {
-    rc_message message;
-    PyObject* const done = run(fast_path, Py_NewRef(Py_None), bytes, [&] { return call(&message); });
-    if (done != Py_None) return done;
-    Py_DECREF(done);
-    return fields_of(message);
-}
-
 }  // namespace
 
 PyObject* send(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
     Arguments given(fast_path, values, number);
-    PyObject* array;
-    int peer;
-    int64_t tag;
-    PyObject* async_op;
-    if (!given.array(array) || !given.rank(peer) || !given.tag(tag) || !given.nothing_but(async_op)) return not_plain();
+    PyObject *array, *async_op;
+    rc_transfer sent = transfer_of(RC_SEND);
+    if (!given.array(array) || !given.rank(sent.peer) || !given.tag(sent.tag) || !given.nothing_but(async_op)) {
+        return not_plain();
+    }
     Array x;
     if (!fast_path.read_message(array, x, false)) return not_plain();
+    x.fill(sent);
     if (x.on_gpu) {
-        PyObject* const done = message(fast_path, RC_GPU_SEND, x, peer, tag, async_op);
+        PyObject* const done = message(fast_path, x, sent, async_op);
         if (!done || async_op != Py_False) return done;
         Py_DECREF(done);
         Py_RETURN_NONE;
     }
     return run_or_start(fast_path, async_op, array, Py_NewRef(Py_None), x.bytes(), [&](rc_work** work) {
-        return rc_send(fast_path.comm, x.data, x.count, x.dtype, peer, tag, OWN_TIMEOUT, work);
+        return work ? rc_transfer_start(fast_path.comm, &sent, work) : rc_transfer_run(fast_path.comm, &sent, nullptr);
     });
 }
 
 PyObject* recv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
     Arguments given(fast_path, values, number);
-    PyObject* array;
-    int peer;
-    int64_t tag;
+    PyObject *array, *async_op;
+    rc_transfer received = transfer_of(RC_RECV);
     bool at_most;
-    PyObject* async_op;
-    if (number != 6 || !given.array(array) || !given.source(peer) || !given.tag(tag) || !given.flag(at_most) ||
-        !given.nothing_but(async_op)) {
+    if (number != 6 || !given.array(array) || !given.source(received.peer) || !given.tag(received.tag) ||
+        !given.flag(at_most) || !given.nothing_but(async_op)) {
         return not_plain();
     }
+    if (at_most) received.kind = RC_RECV_AT_MOST;
     Array x;
     if (!fast_path.read_message(array, x, true)) return not_plain();
-    if (x.on_gpu) return message(fast_path, at_most ? RC_GPU_RECV_AT_MOST : RC_GPU_RECV, x, peer, tag, async_op);
-    auto* const receive = at_most ? rc_recv_at_most : rc_recv;
+    x.fill(received);
+    if (x.on_gpu) return message(fast_path, x, received, async_op);
     if (async_op == Py_False) {
-        return run_for_source(fast_path, x.bytes(), [&](int& from) {
-            return receive(fast_path.comm, x.data, x.count, x.dtype, peer, tag, OWN_TIMEOUT, &from, nullptr);
-        });
+        return run_for(fast_path, x.bytes(), source_of,
+                       [&](rc_message& message) { return rc_transfer_run(fast_path.comm, &received, &message); });
     }
-    const auto start = [&](rc_work** work) {
-        return receive(fast_path.comm, x.data, x.count, x.dtype, peer, tag, OWN_TIMEOUT, nullptr, work);
-    };
+    const auto start = [&](rc_work** work) { return rc_transfer_start(fast_path.comm, &received, work); };
     return run_or_start(fast_path, async_op, array, Py_NewRef(Py_None), x.bytes(), start, sender);
 }
 
@@ -125,53 +125,51 @@ PyObject* recv_message(PyObject* self, PyObject* const* values, Py_ssize_t numbe
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
     Arguments given(fast_path, values, number);
     PyObject* array;
-    int peer;
-    int64_t tag;
-    if (!given.array(array) || !given.source_or_any(peer) || !given.tag(tag)) return not_plain();
+    rc_transfer received = transfer_of(RC_RECV_MESSAGE);
+    if (!given.array(array) || !given.source_or_any(received.peer) || !given.tag(received.tag)) return not_plain();
     Array x;
     if (!fast_path.arrays.read(array, x, true)) return not_plain();
-    return run_for_message(fast_path, x.bytes(), [&](rc_message* message) {
-        return rc_recv_message(fast_path.comm, x.data, x.bytes(), peer, tag, 0, OWN_TIMEOUT, message, nullptr);
-    });
+    x.fill(received);
+    return run_for(fast_path, x.bytes(), fields_of,
+                   [&](rc_message& message) { return rc_transfer_run(fast_path.comm, &received, &message); });
 }
 
 PyObject* sendrecv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
     Arguments given(fast_path, values, number);
-    PyObject *sent, *received;
-    int dest, source;
-    int64_t tag;
-    if (!given.array(sent) || !given.rank(dest) || !given.array(received) || !given.source(source) || !given.tag(tag) ||
-        !given.nothing_else()) {
+    PyObject *array, *target;
+    rc_transfer sent = transfer_of(RC_SEND), received = transfer_of(RC_RECV);
+    if (!given.array(array) || !given.rank(sent.peer) || !given.array(target) || !given.source(received.peer) ||
+        !given.tag(sent.tag) || !given.nothing_else()) {
         return not_plain();
     }
+    received.tag = sent.tag;
     Array x, out;
-    if (!fast_path.read_message(sent, x, false) || !fast_path.read_message(received, out, true)) return not_plain();
-    if (x.on_gpu && out.on_gpu) return exchange(fast_path, x, dest, out, source, tag);
+    if (!fast_path.read_message(array, x, false) || !fast_path.read_message(target, out, true)) return not_plain();
+    x.fill(sent);
+    out.fill(received);
+    if (x.on_gpu && out.on_gpu) return exchange(fast_path, x, sent, out, received);
     if (x.on_gpu || out.on_gpu) return not_plain();
-    return run_for_source(fast_path, std::max(x.bytes(), out.bytes()), [&](int& from) {
-        return rc_sendrecv(fast_path.comm, x.data, x.count, x.dtype, dest, out.data, out.count, out.dtype, source, tag,
-                           OWN_TIMEOUT, &from);
-    });
+    return run_for(fast_path, std::max(x.bytes(), out.bytes()), source_of,
+                   [&](rc_message& message) { return rc_exchange(fast_path.comm, &sent, &received, &message); });
 }
 
-// Between arrays in host memory, as bytes, each with a tag of its own.
+// Between arrays in host memory, of any dtypes, each with a tag of its own.
 PyObject* sendrecv_message(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     FastPath& fast_path = *reinterpret_cast<FastPath*>(self);
     Arguments given(fast_path, values, number);
-    PyObject *sent, *received;
-    int dest, source;
-    int64_t send_tag, recv_tag;
-    if (!given.array(sent) || !given.rank(dest) || !given.tag(send_tag) || !given.array(received) ||
-        !given.source_or_any(source) || !given.tag(recv_tag)) {
+    PyObject *array, *target;
+    rc_transfer sent = transfer_of(RC_SEND), received = transfer_of(RC_RECV_MESSAGE);
+    if (!given.array(array) || !given.rank(sent.peer) || !given.tag(sent.tag) || !given.array(target) ||
+        !given.source_or_any(received.peer) || !given.tag(received.tag)) {
         return not_plain();
     }
     Array x, out;
-    if (!fast_path.arrays.read(sent, x, false) || !fast_path.arrays.read(received, out, true)) return not_plain();
-    return run_for_message(fast_path, std::max(x.bytes(), out.bytes()), [&](rc_message* message) {
-        return rc_sendrecv_message(fast_path.comm, x.data, x.bytes(), dest, send_tag, out.data, out.bytes(), source,
-                                   recv_tag, OWN_TIMEOUT, message);
-    });
+    if (!fast_path.arrays.read(array, x, false) || !fast_path.arrays.read(target, out, true)) return not_plain();
+    x.fill(sent);
+    out.fill(received);
+    return run_for(fast_path, std::max(x.bytes(), out.bytes()), fields_of,
+                   [&](rc_message& message) { return rc_exchange(fast_path.comm, &sent, &received, &message); });
 }
 
 }  // namespace ringcomm

@@ -153,9 +153,8 @@ PyObject* send_object(PyObject* self, PyObject* const* values, Py_ssize_t number
     Arguments arguments(fast_path, values, number);
     PyObject *object, *functions;
     Codec codec;
-    int peer;
-    int64_t tag;
-    if (!arguments.object(object) || !arguments.rank(peer) || !arguments.tag(tag)) return not_plain();
+    rc_transfer sent = transfer_of(RC_SEND);
+    if (!arguments.object(object) || !arguments.rank(sent.peer) || !arguments.tag(sent.tag)) return not_plain();
     if (!arguments.object(functions) || !codec.read(functions)) return not_plain();
     PyObject* const pickled = codec.dump(values[0]);
     Py_buffer view;
@@ -163,9 +162,9 @@ PyObject* send_object(PyObject* self, PyObject* const* values, Py_ssize_t number
         Py_XDECREF(pickled);
         return nullptr;
     }
-    PyObject* const done = run(fast_path, Py_NewRef(Py_None), uint64_t(view.len), [&] {
-        return rc_send(fast_path.comm, view.buf, uint64_t(view.len), RC_UINT8, peer, tag, OWN_TIMEOUT, nullptr);
-    });
+    set_bytes(sent, view.buf, uint64_t(view.len));
+    PyObject* const done =
+        run(fast_path, Py_NewRef(Py_None), sent.count, [&] { return rc_transfer_run(fast_path.comm, &sent, nullptr); });
     PyBuffer_Release(&view);
     Py_DECREF(pickled);
     return done;

@@ -138,16 +138,6 @@ PyObject* run_or_start(FastPath& fast_path, PyObject* async_op, PyObject* source
     return run(fast_path, &started->object, 0, [status] { return status; });
 }
 
-// The same as run() for a call that tells the rank from which it has received.
-template <class Call>
-PyObject* run_for_source(const FastPath& fast_path, uint64_t bytes, Call call) {
-    int from = -1;
-    PyObject* const done = run(fast_path, Py_NewRef(Py_None), bytes, [&] { return call(from); });
-    if (done != Py_None) return done;
-    Py_DECREF(done);
-    return PyLong_FromLong(from);
-}
-
 // fast_path.cpp: the method of a collective. With `as_bytes` it takes NumPy arrays of any dtypes, as MPI does: `out` is
 // needed, but for broadcast, and of the options it takes async_op only.
 template <int code, bool as_bytes = false>

@@ -15,7 +15,7 @@ namespace {
 struct GpuMessage {
     PyObject object;
     MessageOwner owner;
-    MessageCall call;
+    rc_transfer call;
     PyObject* stream;  // of the call: it must not be destroyed while the message uses it
     rc_work* work;     // once it is started
     bool may_release;  // the stream of the call has waited: the array may be used again there
@@ -30,7 +30,7 @@ bool read_timeout(PyObject* given, double& timeout) {
 
 PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {
     MessageOwner owner{};
-    MessageCall call{};
+    rc_transfer call = transfer_of(RC_SEND);
     PyObject *comm, *data;
     int blocking;
     unsigned long long count;
@@ -45,6 +45,7 @@ PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {
     owner.blocking = blocking;
     call.count = count;
     call.tag = tag;
+    call.on_gpu = 1;
     PyObject* const stream = current_stream(owner.current, owner.ordinal, call.stream);
     return stream ? make_gpu_message(type, owner, call, stream) : nullptr;
 }
@@ -61,7 +62,8 @@ void destroy(PyObject* self) {
 PyObject* start(PyObject* self, PyObject* async_op) {
     GpuMessage& message = message_of(self);
     rc_work* work = nullptr;
-    const int status = without_gil([&] { return message.call.start(message.owner.comm, async_op == Py_True, work); });
+    message.call.async = async_op == Py_True;
+    const int status = without_gil([&] { return rc_transfer_start(message.owner.comm, &message.call, &work); });
     message.work = work;
     return status == RC_OK ? Py_NewRef(self) : raise(message.owner.check, status);
 }
@@ -96,7 +98,7 @@ PyObject* finish(PyObject* self, PyObject* given) {
 
 // result(source): of the communicator's call.
 PyObject* result(PyObject* self, PyObject* source) {
-    return Py_NewRef(message_of(self).call.kind == RC_GPU_SEND ? Py_None : source);
+    return Py_NewRef(message_of(self).call.kind == RC_SEND ? Py_None : source);
 }
 
 PyObject* is_done(PyObject* self, PyObject*) { return PyBool_FromLong(rc_work_done(message_of(self).work)); }
@@ -136,7 +138,7 @@ PyType_Spec spec{"ringcomm._fast_path.GpuMessage", sizeof(GpuMessage), 0,
 
 int add_gpu_message_type(PyObject* module) { return add_type(module, spec); }
 
-PyObject* make_gpu_message(PyTypeObject* type, const MessageOwner& owner, const MessageCall& call, PyObject* stream) {
+PyObject* make_gpu_message(PyTypeObject* type, const MessageOwner& owner, const rc_transfer& call, PyObject* stream) {
     auto* const message = allocate<GpuMessage>(type);
     if (!message) {
         Py_DECREF(stream);

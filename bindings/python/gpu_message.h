@@ -7,30 +7,17 @@
 
 namespace ringcomm {
 
-struct MessageCall {
-    int kind;  // an rc_gpu_message
-    void* data;
-    uint64_t count;
-    int dtype, peer;
-    int64_t tag;
-    double timeout;
-    void* stream;  // the one after whose work it moves
-
-    int start(rc_comm* comm, bool async, rc_work*& work) const {
-        return rc_gpu_message_start(comm, kind, data, count, dtype, peer, tag, timeout, stream, async, &work);
-    }
-    // Returns once the message is launched.
-    int run(rc_comm* comm, int& source) const {
-        rc_work* work;
-        int status = start(comm, false, work);
-        return status == RC_OK ? end(work, source) : status;
-    }
-    int end(rc_work* work, int& source) const {
-        const int status = rc_work_wait_launched(work, OWN_TIMEOUT, stream, &source);
-        rc_work_free(work);
-        return status;
-    }
-};
+// Waits until a started message is launched, and lets its stream wait for the end.
+inline int end_message(rc_work* work, void* stream, rc_message& message) {
+    const int status = rc_work_wait_launched(work, OWN_TIMEOUT, stream, &message.source);
+    rc_work_free(work);
+    return status;
+}
+inline int launch_message(rc_comm* comm, const rc_transfer& transfer, rc_message& message) {
+    rc_work* work;
+    const int status = rc_transfer_start(comm, &transfer, &work);
+    return status == RC_OK ? end_message(work, transfer.stream, message) : status;
+}
 
 // What a message that Python waits for needs of its communicator, and of the kind of its array.
 struct MessageOwner {
@@ -45,7 +32,7 @@ struct MessageOwner {
 // The type GpuMessage (ringcomm/transports/cuda/messages.py). Returns -1 if the exception is set.
 int add_gpu_message_type(PyObject* module);
 // Makes a message of a subclass of it, which start() starts; takes the reference of the stream.
-PyObject* make_gpu_message(PyTypeObject* type, const MessageOwner& owner, const MessageCall& call, PyObject* stream);
+PyObject* make_gpu_message(PyTypeObject* type, const MessageOwner& owner, const rc_transfer& call, PyObject* stream);
 
 // The current stream as CUDA has it, and as an object that keeps it alive, an owned reference. nullptr: the exception
 // is set.

@@ -94,10 +94,6 @@ private:
     const bool complete_;
 };
 
-PyObject* none_or_raise(const Messages& messages, int status) {
-    return status == RC_OK ? Py_NewRef(Py_None) : raise(messages.check, status);
-}
-
 PyObject* make_envelope(const Messages& messages, const rc_message& message) {
     // The constructor of tuple, not that of the subclass, which is written in Python.
     static auto* const create = reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new));
@@ -109,95 +105,64 @@ PyObject* make_envelope(const Messages& messages, const rc_message& message) {
     return envelope;
 }
 
-PyObject* envelope_or_raise(const Messages& messages, int status, const rc_message& message) {
-    return status == RC_OK ? make_envelope(messages, message) : raise(messages.check, status);
-}
-
 PyObject* received(MessageWork& work) {
     rc_message message;
     const int status = rc_work_message(work.pending.work, &message);
-    return envelope_or_raise(static_cast<const Messages&>(*work.owner), status, message);
-}
-
-// Starts a transfer that uses the memory.
-template <class Call>
-PyObject* start(Messages& messages, Memory& memory, Call call) {
-    auto* const work = allocate<MessageWork>(messages.call_type);
-    if (!work) return nullptr;
-    work->outcome = received;
-    const uint64_t bytes = memory.bytes();
-    const int status = work->start(messages, {memory.take(), nullptr, nullptr}, nullptr, bytes, call);
-    if (status == RC_OK) return &work->object;
-    Py_DECREF(&work->object);
-    return raise(messages.check, status);
+    const auto& messages = static_cast<const Messages&>(*work.owner);
+    return status == RC_OK ? make_envelope(messages, message) : raise(messages.check, status);
 }
 
 // --- Methods of Messages ---------------------------------------------------------------------------------------------
 
-int send_as(bool synchronous, const Messages& messages, const Memory& memory, int peer, int64_t tag, rc_work** work) {
-    auto* const send = synchronous ? rc_send_synchronous : rc_send;
-    return send(messages.comm, memory.data(), memory.bytes(), RC_UINT8, peer, tag, OWN_TIMEOUT, work);
-}
+// The memory of a transfer, and the transfer.
+struct MemoryTransfer {
+    explicit MemoryTransfer(int kind) : transfer(transfer_of(kind)) {}
 
-struct Outgoing {
-    Memory memory;
-    int peer;
-    int64_t tag;
-    bool synchronous;
-
-    bool read(const Messages& messages, MessageArguments arguments) {
-        return arguments.memory(messages, memory, false) && arguments.rank(peer) && arguments.number(tag) &&
-               arguments.flag(synchronous);
+    // (data, peer, tag, synchronous=False) of a send, (data, peer, tag, taken) of a receive.
+    bool read(const Messages& messages, PyObject* const* values, Py_ssize_t number) {
+        const bool receives = transfer.kind == RC_RECV_MESSAGE;
+        MessageArguments arguments(values, number, receives ? 4 : 3, receives ? 0 : 1);
+        if (!arguments.memory(messages, memory, receives)) return false;
+        if (!arguments.rank(transfer.peer) || !arguments.number(transfer.tag)) return false;
+        set_bytes(transfer, memory.data(), memory.bytes());
+        int64_t taken = 0;
+        bool synchronous = false;
+        if (!(receives ? arguments.number(taken) : arguments.flag(synchronous))) return false;
+        transfer.taken = uint64_t(taken);
+        if (synchronous) transfer.kind = RC_SEND_SYNCHRONOUS;
+        return true;
     }
+
+    Memory memory;
+    rc_transfer transfer;
 };
 
-struct Incoming {
-    Memory memory;
-    int peer;
-    int64_t tag, taken;
-
-    bool read(const Messages& messages, MessageArguments arguments) {
-        return arguments.memory(messages, memory, true) && arguments.rank(peer) && arguments.number(tag) &&
-               arguments.number(taken);
-    }
-    int receive(const Messages& messages, rc_message* message, rc_work** work) const {
-        return rc_recv_message(messages.comm, memory.data(), memory.bytes(), peer, tag, uint64_t(taken), OWN_TIMEOUT,
-                               message, work);
-    }
-};
-
-PyObject* send(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+template <int kind>
+PyObject* run(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     Messages& messages = messages_of(self);
-    Outgoing sent;
-    if (!sent.read(messages, {values, number, 3, 1})) return nullptr;
-    return none_or_raise(messages, run_core(sent.memory.bytes(), [&] {
-                             return send_as(sent.synchronous, messages, sent.memory, sent.peer, sent.tag, nullptr);
-                         }));
-}
-
-PyObject* isend(PyObject* self, PyObject* const* values, Py_ssize_t number) {
-    Messages& messages = messages_of(self);
-    Outgoing sent;
-    if (!sent.read(messages, {values, number, 3, 1})) return nullptr;
-    return start(messages, sent.memory, [&](rc_work** work) {
-        return send_as(sent.synchronous, messages, sent.memory, sent.peer, sent.tag, work);
-    });
-}
-
-PyObject* recv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
-    Messages& messages = messages_of(self);
-    Incoming received;
-    if (!received.read(messages, {values, number, 4})) return nullptr;
+    MemoryTransfer given(kind);
+    if (!given.read(messages, values, number)) return nullptr;
     rc_message message;
-    const int status = run_core(received.memory.bytes(), [&] { return received.receive(messages, &message, nullptr); });
-    return envelope_or_raise(messages, status, message);
+    const int status =
+        run_core(given.memory.bytes(), [&] { return rc_transfer_run(messages.comm, &given.transfer, &message); });
+    if (status != RC_OK) return raise(messages.check, status);
+    return kind == RC_SEND ? Py_NewRef(Py_None) : make_envelope(messages, message);
 }
 
-PyObject* irecv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
+template <int kind>
+PyObject* start(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     Messages& messages = messages_of(self);
-    Incoming received;
-    if (!received.read(messages, {values, number, 4})) return nullptr;
-    return start(messages, received.memory, [&](rc_work** work) { return received.receive(messages, nullptr, work); });
+    MemoryTransfer given(kind);
+    if (!given.read(messages, values, number)) return nullptr;
+    auto* const work = allocate<MessageWork>(messages.call_type);
+    if (!work) return nullptr;
+    work->outcome = received;
+    const int status =
+        work->start(messages, {given.memory.take(), nullptr, nullptr}, nullptr, given.memory.bytes(),
+                    [&](rc_work** slot) { return rc_transfer_start(messages.comm, &given.transfer, slot); });
+    if (status == RC_OK) return &work->object;
+    Py_DECREF(&work->object);
+    return raise(messages.check, status);
 }
 
 PyObject* recv_bytes(PyObject* self, PyObject* const* values, Py_ssize_t number) {
@@ -217,21 +182,23 @@ PyObject* recv_bytes(PyObject* self, PyObject* const* values, Py_ssize_t number)
 PyObject* probe(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     Messages& messages = messages_of(self);
     MessageArguments arguments(values, number, 4);
-    int peer, found;
-    int64_t tag;
+    rc_transfer probe = transfer_of(RC_PROBE);
     bool waits, takes;
-    if (!arguments.rank(peer) || !arguments.number(tag) || !arguments.flag(waits) || !arguments.flag(takes)) {
+    if (!arguments.rank(probe.peer) || !arguments.number(probe.tag) || !arguments.flag(waits) ||
+        !arguments.flag(takes)) {
         return nullptr;
     }
+    if (takes) probe.kind = RC_TAKE;
+    int found = 1;
     rc_message message;
-    uint64_t taken = 0;
     const int status = without_gil([&] {
-        return rc_probe(messages.comm, peer, tag, waits, OWN_TIMEOUT, &found, &message, takes ? &taken : nullptr);
+        return waits ? rc_transfer_run(messages.comm, &probe, &message)
+                     : rc_poll(messages.comm, &probe, &found, &message);
     });
     if (status != RC_OK) return raise(messages.check, status);
     if (!found) return Py_NewRef(Py_None);
     PyObject* const envelope = make_envelope(messages, message);
-    return envelope ? Py_BuildValue("(NK)", envelope, static_cast<unsigned long long>(taken)) : nullptr;
+    return envelope ? Py_BuildValue("(NK)", envelope, static_cast<unsigned long long>(message.taken)) : nullptr;
 }
 
 PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject*) {
@@ -257,10 +224,10 @@ void destroy(PyObject* self) {
 }
 
 PyMethodDef methods[] = {
-    method<send>("send"),
-    method<isend>("isend"),
-    method<recv>("recv"),
-    method<irecv>("irecv"),
+    method<run<RC_SEND>>("send"),
+    method<start<RC_SEND>>("isend"),
+    method<run<RC_RECV_MESSAGE>>("recv"),
+    method<start<RC_RECV_MESSAGE>>("irecv"),
     method<probe>("probe"),
     method<recv_bytes>("recv_bytes"),
     {},

@@ -158,7 +158,10 @@ public:
         works_.reserve(number);
     }
     ~PreparedOperations() {
-        for (PersistentOperation* each : operations_) Py_DECREF(&each->operation.call.object);
+        for (size_t i = 0; i < operations_.size(); ++i) {
+            if (i >= size_t(number)) operations_[i]->active = false;
+            Py_DECREF(&operations_[i]->operation.call.object);
+        }
     }
 
     // False: it is not plain, or active, perhaps because it was added before.
@@ -182,7 +185,6 @@ public:
     int start() {
         if (works_.empty()) return RC_OK;
         const int status = run_core(bytes_, [&] { return rc_start_all(works_.data(), int(works_.size()), &number); });
-        for (size_t i = number; i < operations_.size(); ++i) operations_[i]->active = false;
         return status;
     }
 
@@ -232,15 +234,17 @@ PyObject* find_done(PyObject*, PyObject* requests) {
     return both;
 }
 
-// start_all(requests): how many it has started, from the first on. The next one is not plain, or fails.
+// start_all(requests): how many it has started, from the first on: none unless all are plain and not active. The next
+// one fails.
 PyObject* start_all(PyObject*, PyObject* requests) {
     const RequestItems handles(requests);
     PreparedOperations operations(handles.size());
-    for (Py_ssize_t i = 0; i < handles.size(); ++i) {
+    bool all = true;
+    for (Py_ssize_t i = 0; i < handles.size() && all; ++i) {
         const RequestHandle* const handle = handles[i];
-        if (!handle || !operations.add(handle->named)) break;
+        all = handle && operations.add(handle->named);
     }
-    operations.start();
+    if (all) operations.start();
     return PyLong_FromLong(operations.number);
 }
 

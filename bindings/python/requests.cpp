@@ -6,6 +6,7 @@
 #include <structmember.h>
 
 #include <algorithm>
+#include <optional>
 
 namespace ringcomm {
 
@@ -23,8 +24,8 @@ PyObject* arrived(StartedCall& call) {
 }
 
 // The operation is to move the array.
-void hold(PendingOperation& operation, PlainKind kind, PyObject* array) {
-    operation.call.outcome = kind == PlainKind::RECEIVE ? arrived : given_result;
+void hold(PendingOperation& operation, int kind, PyObject* array) {
+    operation.call.outcome = kind == RC_RECV_MESSAGE ? arrived : given_result;
     operation.call.hold({{}, Py_NewRef(array), nullptr}, Py_NewRef(Py_None));
 }
 
@@ -47,38 +48,43 @@ PyObject* make_request(const RequestMaker& maker, PyObject* operation) {
 
 // --- Methods of RequestMaker -----------------------------------------------------------------------------------------
 
-bool read(const RequestMaker& maker, PlainKind kind, PyObject* buffer, PyObject* peer, PyObject* tag,
-          PlainTransfer& transfer) {
+// Returns the bytes of a plain transfer.
+std::optional<uint64_t> read(const RequestMaker& maker, PyObject* buffer, PyObject* peer, PyObject* tag,
+                             rc_transfer& transfer) {
     FastPath& fast_path = *maker.fast_path;
     PyObject* const values[] = {peer, tag};
     Arguments given(fast_path, values, 2);
-    const bool receives = kind == PlainKind::RECEIVE;
-    transfer.kind = kind;
+    const bool receives = transfer.kind == RC_RECV_MESSAGE;
     if (!(receives ? given.source_or_any(transfer.peer) : given.rank(transfer.peer)) || !given.tag(transfer.tag)) {
-        return false;
+        return {};
     }
     if (receives && transfer.tag == ANY_TAG) {
         transfer.tag = RC_ANY_TAG;
     } else if (transfer.tag < 0 || transfer.tag > LARGEST_TAG) {
-        return false;
+        return {};
     }
-    return fast_path.arrays.read(buffer, transfer.array, receives);
+    Array array;
+    if (!fast_path.arrays.read(buffer, array, receives)) return {};
+    array.fill(transfer);
+    return array.bytes();
 }
 
 // (context, buffer, peer, tag): returns a request.
-template <PlainKind kind>
+template <int kind>
 PyObject* start(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     const RequestMaker& maker = *reinterpret_cast<RequestMaker*>(self);
-    PlainTransfer transfer;
-    if (number != 4 || !read(maker, kind, values[1], values[2], values[3], transfer)) return not_plain();
+    rc_transfer transfer = transfer_of(kind);
+    if (number != 4) return not_plain();
+    const auto bytes = read(maker, values[1], values[2], values[3], transfer);
+    if (!bytes) return not_plain();
     FastPath& fast_path = *maker.fast_path;
     PendingOperation* const operation = make_operation(maker, values[0]);
     if (!operation) return nullptr;
     fast_path.sweep();
     hold(*operation, kind, values[1]);
-    const uint64_t bytes = transfer.array.bytes();
-    operation->call.moves_little = bytes <= LITTLE_BYTES;
-    const int status = run_core(bytes, [&] { return transfer.start(fast_path.comm, &operation->call.pending.work); });
+    operation->call.moves_little = *bytes <= LITTLE_BYTES;
+    const int status =
+        run_core(*bytes, [&] { return rc_transfer_start(fast_path.comm, &transfer, &operation->call.pending.work); });
     if (operation->call.started(fast_path, status) == RC_OK) return make_request(maker, &operation->call.object);
     Py_DECREF(&operation->call.object);
     return raise(fast_path.check, status);
@@ -127,9 +133,9 @@ void destroy(PyObject* self) {
 }
 
 PyMethodDef methods[] = {
-    method<start<PlainKind::SEND>>("isend"),
-    method<start<PlainKind::SYNCHRONOUS_SEND>>("issend"),
-    method<start<PlainKind::RECEIVE>>("irecv"),
+    method<start<RC_SEND>>("isend"),
+    method<start<RC_SEND_SYNCHRONOUS>>("issend"),
+    method<start<RC_RECV_MESSAGE>>("irecv"),
 #define STARTS(name, code, as_bytes) method<start_collective<code, as_bytes>>(#name),
     COLLECTIVES_OF_REQUESTS(STARTS){},
 };
@@ -225,12 +231,13 @@ PyObject* prepare(PyObject* self, PyObject* const* values, Py_ssize_t number) {
         return PyErr_Format(PyExc_TypeError, "prepare takes 5 arguments, once");
     }
     const auto& maker = *reinterpret_cast<RequestMaker*>(values[0]);
-    PlainTransfer transfer;
-    if (!read(maker, PlainKind(kind), values[2], values[3], values[4], transfer)) Py_RETURN_NONE;
-    hold(persistent.operation, transfer.kind, values[2]);
-    const int status = transfer.prepare(maker.fast_path->comm, &call.pending.work);
+    rc_transfer transfer = transfer_of(kind);
+    const auto bytes = read(maker, values[2], values[3], values[4], transfer);
+    if (!bytes) Py_RETURN_NONE;
+    hold(persistent.operation, kind, values[2]);
+    const int status = rc_transfer_prepare(maker.fast_path->comm, &transfer, &call.pending.work);
     if (call.started(*maker.fast_path, status) != RC_OK) return raise(maker.fast_path->check, status);
-    persistent.bytes = transfer.array.bytes();
+    persistent.bytes = *bytes;
     call.moves_little = persistent.bytes <= LITTLE_BYTES;
     persistent.array = Py_NewRef(values[2]);
     Py_RETURN_NONE;

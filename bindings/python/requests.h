@@ -21,28 +21,6 @@ struct PendingOperation {
     bool completed, cancelled, watched;  // by Python: see ringcomm/mpi4py/requests/operations.py
 };
 
-enum class PlainKind { SEND, SYNCHRONOUS_SEND, RECEIVE };
-
-struct PlainTransfer {
-    PlainKind kind;
-    Array array;
-    int peer;
-    int64_t tag;
-
-    int start(rc_comm* comm, rc_work** work) const {
-        if (kind == PlainKind::RECEIVE) {
-            return rc_recv_message(comm, array.data, array.bytes(), peer, tag, 0, OWN_TIMEOUT, nullptr, work);
-        }
-        auto* const send = kind == PlainKind::SEND ? rc_send : rc_send_synchronous;
-        return send(comm, array.data, array.count, array.dtype, peer, tag, OWN_TIMEOUT, work);
-    }
-    int prepare(rc_comm* comm, rc_work** work) const {
-        if (kind == PlainKind::RECEIVE) return rc_prepare_receive(comm, array.data, array.bytes(), peer, tag, work);
-        const bool synchronous = kind == PlainKind::SYNCHRONOUS_SEND;
-        return rc_prepare_send(comm, array.data, array.count, array.dtype, peer, tag, synchronous, work);
-    }
-};
-
 // Makes the requests of a communicator, and starts their transfers.
 struct RequestMaker {
     PyObject object;

@@ -131,6 +131,9 @@ def Finalize() -> None:
         raise errors.failure(errors.ERR_OTHER, "Finalize was called before" if _finalized else "Init was not called")
     COMM_SELF._delete_attributes()
     COMM_WORLD._delete_attributes()
+    for context in tuple(OPEN):
+        with suppress(RingcommError):  # broken
+            context.messages.announce_close()
     _await_others(COMM_WORLD._object.comm)
     _disconnect()
 

@@ -32,6 +32,7 @@ __all__ = [
     "Fused",
     "LocalTransport",
     "Pending",
+    "TransferCall",
     "Transport",
     "TransportModule",
 ]
@@ -71,6 +72,21 @@ class CollectiveCall(NamedTuple):
     root: int = 0
     counts: Any = NULL
     late: Any = NULL
+
+
+class TransferCall(NamedTuple):
+    """The arguments of a send or receive, in the order of rc_transfer, whose `kind` says which.
+
+    `peer`: of a receive, -1 for any.
+    """
+
+    kind: int
+    data: Any
+    count: int  # type: ignore[assignment]  # in place of tuple.count
+    dtype: int
+    peer: int
+    tag: int
+    timeout: float
 
 
 Fused = Callable[[CollectiveCall, float], None]  # a collective done in one go, within the timeout
@@ -182,33 +198,15 @@ class Transport(Protocol):
         """Queue `fused[collective](call, timeout)`; the caller keeps the memory alive until it is done."""
         ...
 
-    def send(self, data: Any, count: int, dtype: int, peer: int, tag: int, timeout: float) -> None: ...
-
-    def recv(self, data: Any, count: int, dtype: int, peer: int, tag: int, timeout: float) -> int:
-        """Return the sender's rank; `peer` -1 takes any."""
+    def transfer(self, transfer: TransferCall) -> int:
+        """Send or receive; return the sender's rank, -1 for a send."""
         ...
 
-    def sendrecv(
-        self,
-        data: Any,
-        count: int,
-        dtype: int,
-        dest: int,
-        target: Any,
-        target_count: int,
-        target_dtype: int,
-        source: int,
-        tag: int,
-        timeout: float,
-    ) -> int:
+    def exchange(self, sent: TransferCall, received: TransferCall) -> int:
         """Send and receive at once, so that a ring of such calls cannot deadlock; return the sender's rank."""
         ...
 
-    def isend(self, data: Any, count: int, dtype: int, peer: int, tag: int, timeout: float) -> Pending: ...
-
-    def irecv(
-        self, data: Any, count: int, dtype: int, peer: int, tag: int, timeout: float, *, at_most: bool = False
-    ) -> Pending: ...
+    def start_transfer(self, transfer: TransferCall) -> Pending: ...
 
     def collective_on_gpus(self, staging: Any, name: str, call: CollectiveCall, timeout: float) -> bool:
         """Do a collective on the GPUs of several hosts, and between the hosts by `staging`, a Staging; wait for it.

@@ -9,7 +9,7 @@ from ringcomm.adapters import CODES, TENSORS
 from ringcomm.callbacks import when_done
 from ringcomm.errors import MismatchError, RingcommError, describe_error, raise_first_failure, refuse
 from ringcomm.native import NULL, STATUS, NativeFastPath, check, ffi, lib
-from ringcomm.transports.contract import RECORDED_CALLS, CollectiveCall, Fused
+from ringcomm.transports.contract import RECORDED_CALLS, CollectiveCall, Fused, TransferCall
 from ringcomm.types import COLLECTIVES, DTYPES, OPS, PATHS
 from ringcomm.work import StartedWork
 
@@ -37,24 +37,18 @@ class NativeTransport:
     def start(self, collective: str, call: CollectiveCall, timeout: float) -> "NativeWork":
         return self._start(lib.rc_collective, COLLECTIVES[collective].code, (call,), timeout)
 
-    def send(self, data: Any, count: int, dtype: int, peer: int, tag: int, timeout: float) -> None:
-        check(lib.rc_send(self.handle, data, count, dtype, peer, tag, timeout, NULL))
+    def transfer(self, transfer: TransferCall) -> int:
+        message = ffi.new("rc_message *")
+        check(lib.rc_transfer_run(self.handle, (transfer,), message))
+        return int(message.source)
 
-    def recv(self, data: Any, count: int, dtype: int, peer: int, tag: int, timeout: float) -> int:
-        source = ffi.new("int *")
-        check(lib.rc_recv(self.handle, data, count, dtype, peer, tag, timeout, source, NULL))
-        return int(source[0])
+    def exchange(self, sent: TransferCall, received: TransferCall) -> int:
+        message = ffi.new("rc_message *")
+        check(lib.rc_exchange(self.handle, (sent,), (received,), message))
+        return int(message.source)
 
-    def sendrecv(self, *call: Any) -> int:
-        source = ffi.new("int *")
-        check(lib.rc_sendrecv(self.handle, *call, source))
-        return int(source[0])
-
-    def isend(self, *call: Any) -> "NativeWork":
-        return self._start(lib.rc_send, *call)
-
-    def irecv(self, *call: Any, at_most: bool = False) -> "NativeWork":
-        return self._start(lib.rc_recv_at_most if at_most else lib.rc_recv, *call, NULL)
+    def start_transfer(self, transfer: TransferCall) -> "NativeWork":
+        return self._start(lib.rc_transfer_start, (transfer,))
 
     def collective_on_gpus(self, *_: Any) -> bool:
         return False

@@ -8,7 +8,7 @@ import numpy as np
 
 from ringcomm.adapters import CODES
 from ringcomm.errors import refuse
-from ringcomm.native import check, ffi, native_messages
+from ringcomm.native import check, ffi, lib, native_messages
 from ringcomm.types import DTYPES
 
 __all__ = ["ANY_SOURCE", "ANY_TAG", "Envelope", "MessageWork", "Messages", "TakenMessage"]
@@ -73,6 +73,7 @@ class Messages:
         # Not methods: these calls take tenths of a microsecond.
         self.send, self.isend, self.recv_bytes = native.send, native.isend, native.recv_bytes
         self._recv, self._irecv, self._probe = native.recv, native.irecv, native.probe
+        self._handle = handle
 
     def recv(self, data: Any, peer: int, tag: int) -> Envelope:
         """Receive a message into the first bytes of `data`."""
@@ -102,6 +103,10 @@ class Messages:
         """Return what `take` would return at once, or None."""
         found = self._probe(peer, tag, False, True)
         return None if found is None else TakenMessage(self, *found)
+
+    def announce_close(self) -> None:
+        """Tell the peers that this rank sends no more messages: whoever waits for one gets PeerLost."""
+        check(lib.rc_announce_close(self._handle))
 
 
 class TakenMessage:

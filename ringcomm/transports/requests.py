@@ -4,9 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ringcomm.callbacks import when_done
-from ringcomm.native import ffi, native_requests
+from ringcomm.native import ffi, lib, native_requests
 
 __all__ = [
+    "RECEIVE",
+    "SEND",
+    "SYNCHRONOUS_SEND",
     "PendingOperation",
     "PersistentOperation",
     "RequestHandle",
@@ -25,9 +28,12 @@ RequestHandle: Any = native_requests.RequestHandle
 # `_completed`, `_cancelled` and `_watched`, which are False when the core starts it.
 PendingOperation: Any = native_requests.PendingOperation
 
+# The kinds of transfers.
+SEND, SYNCHRONOUS_SEND, RECEIVE = lib.RC_SEND, lib.RC_SEND_SYNCHRONOUS, lib.RC_RECV_MESSAGE
+
 # A PendingOperation that is started again and again, and is `active` meanwhile. After `prepare(maker, kind, array,
-# peer, tag)` start_all() and `start_prepared()` start this transfer, 0 for a send, 1 for a synchronous one, 2 for a
-# receive, unless it is not plain; the latter returns whether it is.
+# peer, tag)` start_all() and `start_prepared()` start this transfer, unless it is not plain; the latter returns whether
+# it is.
 PersistentOperation: Any = native_requests.PersistentOperation
 
 # RequestMaker(fast_path, operation, request): makes operations and requests of these types, subclasses of
@@ -39,7 +45,8 @@ RequestMaker: Any = native_requests.RequestMaker
 wait_all: Callable[[Any], bool] = native_requests.wait_all  # whether all have succeeded; then they name nothing
 test_all: Callable[[Any], bool | None] = native_requests.test_all  # whether all are done; None: the caller has to look
 find_done: Callable[[Any], tuple[list[int], list[int]] | None] = native_requests.find_done  # the active, and the done
-start_all: Callable[[Any], int] = native_requests.start_all  # how many have started, from the first on
+# How many have started: all, unless one is not plain, or active, then none; or the first ones, before a failure.
+start_all: Callable[[Any], int] = native_requests.start_all
 
 
 def when_ended(call: Any, callback: Callable[[], object]) -> None:

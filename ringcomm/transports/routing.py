@@ -18,7 +18,7 @@ from ringcomm.callbacks import call_back
 from ringcomm.devices.contract import Device, Pointer
 from ringcomm.errors import ArgumentError, RingcommError, describe_error, raise_first_failure, refuse
 from ringcomm.native import NULL, check, ffi, lib
-from ringcomm.transports.contract import CollectiveCall, Fused, LocalTransport, Pending, Transport
+from ringcomm.transports.contract import CollectiveCall, Fused, LocalTransport, Pending, TransferCall, Transport
 from ringcomm.transports.cuda.group import CudaGroup, Unreachable
 from ringcomm.transports.cuda.messages import GpuMessages
 from ringcomm.transports.staged_calls import StagedCalls
@@ -136,35 +136,22 @@ class RoutingTransport:
                 self._gpu_messages.coalesce(self._coalesces_messages)
         return self._gpu_messages
 
-    def isend(self, data: Any, *call: Any, async_op: bool = True) -> Pending:
-        if not isinstance(data, Pointer):
-            return self._host.isend(data, *call)
-        return self._messages(data.device).start(lib.RC_GPU_SEND, data, *call, async_op=async_op)
+    def start_transfer(self, transfer: TransferCall, async_op: bool = True) -> Pending:
+        if not isinstance(transfer.data, Pointer):
+            return self._host.start_transfer(transfer)
+        return self._messages(transfer.data.device).start(transfer, async_op)
 
-    def irecv(self, data: Any, *call: Any, at_most: bool = False, async_op: bool = True) -> Pending:
-        if not isinstance(data, Pointer):
-            return self._host.irecv(data, *call, at_most=at_most)
-        kind = lib.RC_GPU_RECV_AT_MOST if at_most else lib.RC_GPU_RECV
-        return self._messages(data.device).start(kind, data, *call, async_op=async_op)
+    def transfer(self, transfer: TransferCall) -> int:
+        if isinstance(transfer.data, Pointer):
+            return self.start_transfer(transfer, async_op=False).wait(-1.0)
+        return self._host.transfer(transfer)
 
-    def send(self, data: Any, *call: Any) -> None:
-        if isinstance(data, Pointer):
-            self.isend(data, *call, async_op=False).wait(-1.0)
-        else:
-            self._host.send(data, *call)
-
-    def recv(self, data: Any, *call: Any) -> int:
-        if isinstance(data, Pointer):
-            return self.irecv(data, *call, async_op=False).wait(-1.0)
-        return self._host.recv(data, *call)
-
-    def sendrecv(self, data: Any, count: int, dtype: int, dest: int, target: Any, *call: Any) -> int:
-        if not (isinstance(data, Pointer) or isinstance(target, Pointer)):
-            return self._host.sendrecv(data, count, dtype, dest, target, *call)
-        *received, tag, timeout = call
-        receive = self.irecv(target, *received, tag, timeout, async_op=False)
+    def exchange(self, sent: TransferCall, received: TransferCall) -> int:
+        if not (isinstance(sent.data, Pointer) or isinstance(received.data, Pointer)):
+            return self._host.exchange(sent, received)
+        receive = self.start_transfer(received, async_op=False)
         try:
-            self.isend(data, count, dtype, dest, tag, timeout, async_op=False).wait(-1.0)
+            self.start_transfer(sent, async_op=False).wait(-1.0)
         except RingcommError:
             with suppress(RingcommError):  # the first error is raised, but no memory may be in use then
                 receive.wait(-1.0)

@@ -113,6 +113,52 @@ def test_a_rank_that_calls_another_collective_than_finalize_gets_an_error(run_pr
     assert "rank 0: close()" in output
 
 
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        ("comm.Recv(x, 1, 3)", "recv(at most 24 bytes, from 1) with tag 3"),
+        ("comm.Irecv(x, 1).Wait()", "recv(at most 24 bytes, from 1) with any tag"),
+        ("MPI.Request.Waitall([comm.Isend(x, 0), comm.Irecv(x, 1, 3)])", "recv(at most 24 bytes, from 1) with tag 3"),
+        ("comm.Probe(1, 3)", "probe(from 1) with tag 3"),
+        ("comm.recv(source=1)", "probe(from 1) with any tag"),
+        ("comm.Recv([x, 2, MPI.DOUBLE], tag=3)", "recv(at most 16 bytes, from any) with tag 3"),
+    ],
+)
+def test_a_wait_for_a_message_of_a_rank_in_finalize_fails(run_program, call, text):
+    """What it had sent arrives; a receive that nobody waits for can be cancelled."""
+    program = f"""
+        import numpy as np
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+        x = np.zeros(3)
+        if comm.rank == 1:
+            for length in (3, 1 << 18):
+                comm.Isend(np.full(length, 7.0), 0, 1)
+            MPI.Finalize()
+        else:
+            pending = comm.Irecv(x, 1, 9)
+            while "close()" not in comm._object.comm._transport.report(1):
+                pass
+            for length in (3, 1 << 18):
+                y = np.zeros(length)
+                comm.Recv(y, 1, 1)
+                print(y.min())
+            print(pending.Test(), comm.Iprobe(1, 3))
+            pending.Cancel()
+            pending.Wait()
+            try:
+                {call}
+            except MPI.Exception as error:
+                print(error)
+        """
+    *received, error = run_program(2, program).stdout.splitlines()
+    assert received == ["[0] 7.0", "[0] 7.0", "[0] False False"]
+    assert text in error
+    any_source = "all other ranks closed the communicator during"
+    assert (any_source if "any)" in text else "rank 1 closed the communicator while rank 0 needed it for") in error
+
+
 def test_ranks_free_their_communicators_in_different_orders(run_program):
     text = """
         from mpi4py import MPI
@@ -179,11 +225,11 @@ def test_a_rank_that_waits_in_finalize_says_for_whom(run_program):
             while MPI.COMM_WORLD._object.comm._transport.report(1).count("close()") < 2:
                 time.sleep(0.01)
             time.sleep(0.5)  # the limit of the others ends before that of its recv
-            MPI.COMM_WORLD.recv(source=0)
+            MPI.COMM_WORLD.recv(source=1)
         """
     done = run_program(3, text, status=1, RINGCOMM_TIMEOUT="3")
     warned, *ended = [line for line in done.stderr.splitlines() if "Finalize" in line]
-    text = "[0] ringcomm WARNING: Finalize: waiting for rank 1 of 3; rank 1: probe(from 0), running for "
+    text = "[0] ringcomm WARNING: Finalize: waiting for rank 1 of 3; rank 1: probe(from 1), running for "
     assert warned.startswith(text), warned
     text = r"\[[02]\] ringcomm WARNING: Finalize: timed out: .*: it was not called by rank 1"
     assert len(ended) == 2

@@ -184,6 +184,37 @@ def test_a_taken_message_without_memory_for_it_can_be_received_later(run_program
     assert run_program(2, text).stdout.splitlines() == ["[1] no memory", "[1] refused", "[1] True True"]
 
 
+def test_startall_starts_all_requests_or_none(run_program):
+    text = """
+        import numpy as np
+        from mpi4py import MPI
+
+        comm = MPI.COMM_SELF
+        x, y = np.zeros(4), np.zeros(4)
+        column = MPI.DOUBLE.Create_vector(2, 1, 2).Commit()
+        active, freed = comm.Recv_init(y, 0, 9), comm.Send_init(x, 0, 9)
+        active.Start()
+        freed.Free()
+        for sends in ([comm.Send_init(x, 0, 1)] * 2, [comm.Send_init([x, 1, column], 0, 1)] * 2):
+            send, same = sends
+            for wrong in (active, freed, comm.Irecv(y, 0, 8), same):
+                try:
+                    MPI.Prequest.Startall([send, wrong])
+                except MPI.Exception as error:
+                    print(error.Get_error_class() == MPI.ERR_REQUEST, comm.Iprobe(), str(error).partition(": ")[2])
+            MPI.Prequest.Startall([send])
+            comm.Recv(y, 0, 1)
+            send.Wait()
+        """
+    start = "[0] True False requests[1]: expected "
+    assert run_program(1, text).stdout.splitlines() == 2 * [
+        start + "one that is not active, got one that was started: wait for it before its next start",
+        start + "a persistent request, got REQUEST_NULL, or one that was freed",
+        start + "a persistent request, got one of a single operation",
+        start + "another request, got requests[0] again",
+    ]
+
+
 # --- Buffered sends ---------------------------------------------------------------------------------------------------
 
 

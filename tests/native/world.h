@@ -85,6 +85,29 @@ inline int run(rc_comm* comm, int collective, const void* source, void* target, 
     return rc_collective(comm, collective, &call, -1, work);
 }
 
+inline rc_transfer transfer_of(int kind, const void* data, uint64_t count, int dtype, int peer, int64_t tag,
+                               double timeout = -1) {
+    return {kind, const_cast<void*>(data), count, dtype, peer, tag, timeout, 0, 0, 0, nullptr};
+}
+
+inline int run(rc_comm* comm, const rc_transfer& transfer, int* source = nullptr) {
+    rc_message message{};
+    const int status = rc_transfer_run(comm, &transfer, &message);
+    if (source) *source = message.source;
+    return status;
+}
+
+inline int start(rc_comm* comm, const rc_transfer& transfer, rc_work** work) {
+    return rc_transfer_start(comm, &transfer, work);
+}
+
+inline int exchange(rc_comm* comm, const rc_transfer& sent, const rc_transfer& received, int* source = nullptr) {
+    rc_message message{};
+    const int status = rc_exchange(comm, &sent, &received, &message);
+    if (source) *source = message.source;
+    return status;
+}
+
 // A symmetric buffer of `count` integers; a collective call.
 class SymmetricBuffer {
 public:

@@ -30,9 +30,7 @@ NUMBERS = {
 }
 NUMBERS["int32_t"] += [number for number in range(3, 18)]  # codes of dtypes, operations and collectives
 NUMBERS["int"] = NUMBERS["int32_t"]
-WAITS = ("rc_recv", "rc_recv_at_most", "rc_recv_message", "rc_sendrecv", "rc_sendrecv_message", "rc_probe")
-WAITS += ("rc_recv_or_take", "rc_send_synchronous")
-STRUCTURES = ("rc_call", "rc_cuda_call", "rc_cuda_shape", "rc_tuning")
+STRUCTURES = ("rc_call", "rc_cuda_call", "rc_cuda_shape", "rc_transfer", "rc_tuning")
 comm = ringcomm.init()
 handle = comm._transport._host.handle
 zeros = bytes(1 << 20)
@@ -69,8 +67,10 @@ for function in sys.argv[1:]:
         arguments = [choose(kind) for kind in ffi.typeof(call).args]
         if function in ("rc_free", "rc_close", "rc_abort", "rc_shrink") and handle in arguments:
             continue
-        if function in WAITS and {-1, 0} & {argument for argument in arguments if isinstance(argument, int)}:
-            continue  # it may be valid, and wait
+        pointers = [each for each in arguments if isinstance(each, ffi.CData)]
+        transfers = [each for each in pointers if ffi.typeof(each) is ffi.typeof("rc_transfer *")]
+        if any(each and each.peer in (-1, 0) for each in transfers):
+            continue  # it may be valid, and wait, or take the message below
         ffi.memmove(space, zeros, len(zeros))
         counts[0:2] = [draw.choice([0, 3, 2**63]) for _ in range(2)]
         print(function, *arguments, file=sys.stderr, flush=True)

@@ -36,24 +36,6 @@ int rc_gpu_messages_open(rc_comm* comm, const rc_gpu_messages_setup* setup) {
     });
 }
 
-int rc_gpu_message_start(rc_comm* comm, int kind, void* data, uint64_t count, int dtype, int peer, int64_t tag,
-                         double timeout, void* stream, int async, rc_work** work) {
-    return enter(comm, [&](const EntryGuard& entry) {
-        constexpr TransferKind kinds[] = {TransferKind::SEND, TransferKind::RECV, TransferKind::RECV_AT_MOST};
-        check_range("kind", kind, RC_GPU_SEND, RC_GPU_RECV_AT_MOST);
-        check_pointer("work", work);
-        checked_bytes("data", data, count, dtype);
-        check_seconds("timeout", timeout);
-        check_rank("peer", peer, kind == RC_GPU_SEND ? 0 : -1, entry.group().size);
-        reject_in_signal_handler(entry.group());
-        Transfer transfer{kinds[kind], static_cast<std::byte*>(data), count, dtype, peer, tag, timeout};
-        transfer.on_gpu = true;
-        transfer.async = async;
-        transfer.stream = stream;
-        *work = new rc_work{comm->handle, entry->p2p.start(transfer)};
-    });
-}
-
 int rc_work_wait_launched(rc_work* work, double timeout, void* stream, int* source) {
     return guarded([&] {
         check_pointer("work", work);

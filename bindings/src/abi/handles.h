@@ -17,6 +17,7 @@ struct rc_work {
     std::shared_ptr<ringcomm::CommHandle> handle;
     std::shared_ptr<ringcomm::Work> work;
     bool prepared = false;  // a transfer for rc_start_all
+    bool listed = false;    // while rc_start_all looks whether it was given twice
 };
 
 struct rc_region {

@@ -124,6 +124,7 @@ public:
     void set_waits_for(int r) { flight.set_waits_for(r, r < 0 ? -1 : member(r)); }  // r: -1: any
     // Of the flight record, before a call that does not begin with ensure_ready().
     virtual void allocate() {}
+    virtual bool used() const { return true; }  // by this rank; if not, a call would allocate memory
 
     // For point-to-point messages with another rank; nullptr if there is none.
     virtual std::unique_ptr<PacketChannel> open_channel(int peer) = 0;

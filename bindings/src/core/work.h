@@ -27,7 +27,7 @@ std::thread named_thread(const char* name, Body body) {
     }
 }
 
-constexpr rc_message NO_MESSAGE{-1, 0, RC_ANY_TAG, 0};
+constexpr rc_message NO_MESSAGE{-1, 0, RC_ANY_TAG, 0, 0};
 
 class Work {
 public:

@@ -14,6 +14,7 @@ enum PacketKind : uint32_t {
     PACKET_NACK,   // answers an RTS: the size or dtype does not match the receive
     PACKET_FIN,    // answers an RTS: the receiver has read the sender's memory, or has no room for the message
     PACKET_DATA,   // a piece of an announced message
+    PACKET_CLOSE,  // the sender is about to close: no message follows
     // Of messages on GPUs (gpu.h):
     PACKET_ARENA,     // how the receiver can access the memory of the sender
     PACKET_STAGED,    // a chunk of an announced message is in a slot

@@ -30,7 +30,7 @@ void PointToPointEngine::give_up_channels() {
     for (Endpoint& endpoint : endpoints_) endpoint.channel.reset();
 }
 
-rc_message PointToPointEngine::run(const Transfer& transfer) {
+rc_message PointToPointEngine::run(const rc_transfer& transfer) {
     Request request(transfer);
     post(request);
     wait(request);
@@ -38,7 +38,7 @@ rc_message PointToPointEngine::run(const Transfer& transfer) {
     return request.message;
 }
 
-rc_message PointToPointEngine::exchange(const Transfer& outgoing, const Transfer& incoming) {
+rc_message PointToPointEngine::exchange(const rc_transfer& outgoing, const rc_transfer& incoming) {
     Request received(incoming), sent(outgoing);
     Request* const both[] = {&received, &sent};
     post(both);
@@ -49,21 +49,13 @@ rc_message PointToPointEngine::exchange(const Transfer& outgoing, const Transfer
     return received.message;
 }
 
-ProbedMessage PointToPointEngine::receive_or_take(const Transfer& transfer) {
-    Request request(transfer);
-    post(request);
-    wait(request);
-    request.check_result();
-    return {request.message, request.taken};
-}
-
-std::shared_ptr<Work> PointToPointEngine::start(const Transfer& transfer) {
+std::shared_ptr<Work> PointToPointEngine::start(const rc_transfer& transfer) {
     const auto async = std::make_shared<AsyncRequest>(*this, transfer);
     post(async->request);
     return async;
 }
 
-std::shared_ptr<Work> PointToPointEngine::prepare(const Transfer& transfer) {
+std::shared_ptr<Work> PointToPointEngine::prepare(const rc_transfer& transfer) {
     const auto async = std::make_shared<AsyncRequest>(*this, transfer);
     async->finish();
     return async;
@@ -114,8 +106,8 @@ void PointToPointEngine::post(std::span<Request* const> requests) {
         request->start = start;
         request->traced = traced;
         if (request->polls) continue;  // it would fill the record
-        group_.flight.count_bytes(request->transfer.kind == TransferKind::RECV_OR_TAKE ? 0 : request->bytes);
-        request->flight = group_.flight.start(request->signature(), request->transfer.count, 0, start);
+        group_.flight.count_bytes(request->transfer.kind == RC_RECV_OR_TAKE ? 0 : request->bytes);
+        request->flight = group_.flight.start(request->signature(), request->described_count(), 0, start);
     }
     try {
         for (Request* request : requests) begin(*request);
@@ -139,14 +131,14 @@ void PointToPointEngine::post(std::span<Request* const> requests) {
 }
 
 void PointToPointEngine::begin(Request& request) {
-    const Transfer& transfer = request.transfer;
+    const rc_transfer& transfer = request.transfer;
     if (gpu_ && request.sends) {
         if (request.gpu) return gpu_->send(request);
         gpu_->keep_order();
     }
     if (request.sends && transfer.peer == group_.rank) {
-        const bool synchronous = transfer.kind == TransferKind::SYNCHRONOUS_SEND;
-        match(group_.rank, {PACKET_EAGER, uint32_t(transfer.dtype), transfer.tag, request.bytes, 0, 0}, transfer.data,
+        const bool synchronous = transfer.kind == RC_SEND_SYNCHRONOUS;
+        match(group_.rank, {PACKET_EAGER, uint32_t(transfer.dtype), transfer.tag, request.bytes, 0, 0}, request.data,
               synchronous ? &request : nullptr);
         if (!synchronous) complete(request);
         return;
@@ -163,7 +155,7 @@ void PointToPointEngine::begin(Request& request) {
     }
     const auto found = find_unexpected(request);
     if (found == unexpected_.end()) return post_receive(request);
-    if (transfer.kind == TransferKind::PROBE) {
+    if (transfer.kind == RC_PROBE) {
         request.set_message(found->source, found->header);
         return complete(request);
     }
@@ -209,8 +201,8 @@ bool PointToPointEngine::withdraw(Request& request) {
 // Whether the request is done once its first packet is in the channel. An RTS is answered when it is matched, which a
 // synchronous send has to know.
 bool PointToPointEngine::is_eager(const Request& request) {
-    const Transfer& transfer = request.transfer;
-    if (request.gpu || transfer.kind != TransferKind::SEND) return false;
+    const rc_transfer& transfer = request.transfer;
+    if (request.gpu || transfer.kind != RC_SEND) return false;
     return transfer.peer == group_.rank || request.bytes <= endpoint_of(transfer.peer).channel->eager_bytes;
 }
 
@@ -229,7 +221,7 @@ void PointToPointEngine::match(int source, const PacketHeader& header, const std
         at = posted_receives_.erase(at);
         forget_posted(request);
         if (request.takes(header)) return take(request, kept());
-        if (request.transfer.kind != TransferKind::PROBE) return deliver(request, source, header, payload, sender);
+        if (request.transfer.kind != RC_PROBE) return deliver(request, source, header, payload, sender);
         request.set_message(source, header);
         complete(request);
     }
@@ -240,9 +232,9 @@ void PointToPointEngine::deliver(Request& request, int source, const PacketHeade
                                  Request* sender) {
     request.set_message(source, header);
     request.number = header.number;
-    const TransferKind kind = request.transfer.kind;
-    const bool as_bytes = kind == TransferKind::RECV_MESSAGE || kind == TransferKind::RECV_OR_TAKE;
-    const bool at_most = as_bytes || kind == TransferKind::RECV_AT_MOST;
+    const int kind = request.transfer.kind;
+    const bool as_bytes = kind == RC_RECV_MESSAGE || kind == RC_RECV_OR_TAKE;
+    const bool at_most = as_bytes || kind == RC_RECV_AT_MOST;
     const bool fits = (at_most ? header.bytes <= request.bytes : header.bytes == request.bytes) &&
                       (as_bytes || header.dtype == uint32_t(request.transfer.dtype));
     if (!fits) {
@@ -255,13 +247,13 @@ void PointToPointEngine::deliver(Request& request, int source, const PacketHeade
                              (at_most ? "at most " : "") + array(request.transfer.dtype, request.bytes), sent);
     }
     request.bytes = header.bytes;
-    if (kind == TransferKind::RECV_OR_TAKE) group_.flight.count_bytes(request.bytes);
+    if (kind == RC_RECV_OR_TAKE) group_.flight.count_bytes(request.bytes);
     if (header.kind == PACKET_EAGER) {
         const bool to_gpu = fits && request.gpu;
         if (to_gpu) {
             gpu_->receive(request, payload);
         } else if (fits) {
-            output_stores_.copy(request.transfer.data, payload, request.bytes);
+            output_stores_.copy(request.data, payload, request.bytes);
         }
         if (sender) complete(*sender);  // after the copy: the payload may be its own
         if (!to_gpu) complete(request);

@@ -30,52 +30,22 @@ namespace ringcomm {
 constexpr size_t MAX_BUFFERED_MESSAGE = 4096;
 constexpr size_t MAX_BUFFERED = 16 << 20;  // per peer, with some 250 bytes for each message; beyond, a send blocks
 
-enum class TransferKind {
-    SEND,
-    SYNCHRONOUS_SEND,  // done once a receive matches
-    RECV,
-    RECV_AT_MOST,  // of this dtype, and at most `count` elements
-    RECV_MESSAGE,  // of any dtype, and at most `count` bytes
-    RECV_OR_TAKE,  // the same; a longer message is taken
-    PROBE,
-    TAKE,  // a probe after which only the receive with that number gets the message
-};
-
-constexpr bool sends(TransferKind kind) { return kind <= TransferKind::SYNCHRONOUS_SEND; }
-
-// The arguments of a send, receive or probe. A send never writes through `data`.
-struct Transfer {
-    TransferKind kind;
-    std::byte* data;
-    uint64_t count;
-    int dtype;
-    int peer;     // receive: -1 for any
-    int64_t tag;  // RECV_MESSAGE and probes: RC_ANY_TAG for any
-    double timeout;
-    uint64_t taken = 0;                  // RECV_MESSAGE: of this taken message
-    bool on_gpu = false, async = false;  // async: the caller's stream does not wait
-    void* stream = nullptr;              // of the caller: the CUstream after whose work the message moves
-};
-
-struct ProbedMessage {
-    rc_message message;
-    uint64_t taken;  // its number, if it was taken, else 0
-};
+constexpr bool sends(int kind) { return kind <= RC_SEND_SYNCHRONOUS; }
 
 class PointToPointEngine {
 public:
     explicit PointToPointEngine(PeerGroup& group);
     ~PointToPointEngine();
 
-    rc_message run(const Transfer& transfer);  // returns what a receive has received
-    ProbedMessage receive_or_take(const Transfer& transfer);
-    rc_message exchange(const Transfer& outgoing, const Transfer& incoming);
-    std::shared_ptr<Work> start(const Transfer& transfer);
+    rc_message run(const rc_transfer& transfer);  // returns what a receive or probe has found
+    rc_message exchange(const rc_transfer& outgoing, const rc_transfer& incoming);
+    std::shared_ptr<Work> start(const rc_transfer& transfer);
     // A transfer that is done until it is started, as often as wanted: together with others, or none of them.
-    std::shared_ptr<Work> prepare(const Transfer& transfer);
+    std::shared_ptr<Work> prepare(const rc_transfer& transfer);
     void start_prepared(std::span<Work* const> works);
-    // Without `waits`: nothing, if there is no such message now.
-    std::optional<ProbedMessage> probe(const Transfer& transfer, bool waits);
+    std::optional<rc_message> poll(const rc_transfer& probe);  // nothing, if there is no such message now
+    // This rank is about to close, and starts no more sends: whoever waits for one shall fail as if it had closed.
+    void announce_close();
     // Another engine has channels to the same ranks: this one exchanges no messages.
     void give_up_channels();
     // Before group.start_closing(): waits until the peers have room for all buffered sends. Returns what prevented it.
@@ -122,6 +92,7 @@ private:
         uint64_t rts_count = 0;
         int posted = 0;        // receives and probes of its messages
         bool watched = false;  // it is in watched_
+        bool closes = false;   // the peer has announced that it does
         bool arena_sent = false;
         std::vector<std::byte> arena{};  // the handle of the peer's arena, once it has come
 
@@ -175,7 +146,7 @@ private:
     void wait_end(AsyncRequest& async, uint64_t deadline);  // of its launches
     void order(const Request& request, void* stream);
     uint64_t next_look(uint64_t deadline) const;
-    void poll(Request& request);
+    void look(Request& request);
     void drain();
     void advance();
     void detach();
@@ -184,10 +155,15 @@ private:
     void progress_loop();
     template <class Function>
     void for_each_open(Function function);
-    std::optional<Failure> find_failure();
+    bool sends_no_more(int peer) const;
+    std::optional<Failure> find_failure(const Request* waited_for = nullptr);
     std::optional<Failure> find_failure(const Request& request, uint64_t now) const;
+    static Failure all_closed(const Request& request);
+    std::optional<Failure> find_senders_closed(const Request& request) const;
+    Failure as_failure_of(const Request& request, const Failure& failure);
     double timeout(const Request& request) const;
     Endpoint& endpoint_of(int peer) { return endpoints_[peer < group_.rank ? peer : peer - 1]; }
+    const Endpoint& endpoint_of(int peer) const { return endpoints_[peer < group_.rank ? peer : peer - 1]; }
 
     PeerGroup& group_;
     Sleeper& sleeper_;
@@ -204,7 +180,7 @@ private:
     uint64_t taken_count_ = 0;
     size_t least_eager_bytes_ = SIZE_MAX;  // of all channels
     std::atomic<int> urgent_open_{0};      // of the asynchronous requests
-    std::atomic<uint64_t> next_check_{0};  // by poll(), ns
+    std::atomic<uint64_t> next_check_{0};  // by look(), ns
     bool completed_ = false;               // a request that another thread may wait for
 
     int async_open_ = 0;  // asynchronous requests and buffered sends

@@ -1,4 +1,5 @@
 // How PointToPointEngine fails: what ends a request, and all of them.
+#include <cstring>
 #include <utility>
 
 #include "p2p/gpu.h"
@@ -23,17 +24,24 @@ void PointToPointEngine::for_each_open(Function function) {
     }
 }
 
-// Returns the failure of a request that can no longer complete, or is past its deadline.
-std::optional<Failure> PointToPointEngine::find_failure() {
+// Returns the failure of a request that can no longer complete, or is past its deadline: first of the one that a thread
+// waits for.
+std::optional<Failure> PointToPointEngine::find_failure(const Request* waited_for) {
     std::optional<Failure> failure;
     const uint64_t now = now_ns();
     int checked = -1;  // a peer, which one buffered send stands for
     for_each_open([&](const Request& request) {
         if (request.buffered && std::exchange(checked, request.transfer.peer) == request.transfer.peer) return;
-        if (!failure) failure = find_failure(request, now);
+        if (failure && &request != waited_for) return;
+        if (auto found = find_failure(request, now)) failure = std::move(found);
     });
     if (!failure && gpu_ && gpu_->busy()) failure = gpu_->find_failure();
+    if (!failure && waited_for) failure = find_senders_closed(*waited_for);
     return failure;
+}
+
+Failure PointToPointEngine::all_closed(const Request& request) {
+    return Failure(RC_PEER_LOST, "all other ranks closed the communicator during " + request.describe_call());
 }
 
 std::optional<Failure> PointToPointEngine::find_failure(const Request& request, uint64_t now) const {
@@ -50,15 +58,28 @@ std::optional<Failure> PointToPointEngine::find_failure(const Request& request, 
         if (auto failure = group_.peer_failure(p, request.describe_call())) return failure;
         possible = true;
     }
-    if (!possible) {
-        return Failure(RC_PEER_LOST, "all other ranks closed the communicator during " + request.describe_call());
-    }
+    if (!possible) return all_closed(request);
     if (request.buffered) return {};  // its call is over, and with it the timeout
     const double seconds = timeout(request);
     if (now < deadline_of(request.start, seconds)) return {};
     const std::string message = format("rank %d waited %.3g s for ", group_.rank, seconds) + request.describe_call();
     const std::vector<int> first = peer >= 0 ? std::vector{peer} : std::vector<int>{};
     return Failure(RC_TIMEOUT, group_.with_report(message, first), peer >= 0 ? peer : group_.rank);
+}
+
+bool PointToPointEngine::sends_no_more(int peer) const { return group_.closed(peer) || endpoint_of(peer).closes; }
+
+// Of a receive or probe that a thread waits for: the program may still cancel any other one.
+std::optional<Failure> PointToPointEngine::find_senders_closed(const Request& request) const {
+    const int peer = request.transfer.peer;
+    if (request.sends || request.polls || request.message.source >= 0) return {};
+    if (peer == group_.rank || group_.size == 1) return {};
+    if (peer >= 0 && !sends_no_more(peer)) return {};
+    if (peer >= 0) return group_.peer_lost(peer, "closed the communicator", request.describe_call());
+    for (const Endpoint& endpoint : endpoints_) {
+        if (!sends_no_more(endpoint.peer)) return {};
+    }
+    return all_closed(request);
 }
 
 double PointToPointEngine::timeout(const Request& request) const {
@@ -73,8 +94,23 @@ Failure PointToPointEngine::break_group(const std::exception& error) {
     return failure;
 }
 
+// What ends all requests, as an error of this one. After a death an asynchronous one names its own call.
+Failure PointToPointEngine::as_failure_of(const Request& request, const Failure& failure) {
+    const rc_error& error = failure.error;
+    const std::string call = request.describe_call();
+    if (error.code == RC_CLOSED) return Failure(RC_CLOSED, "this communicator was closed during " + call, group_.rank);
+    if (!request.owner || error.code != RC_PEER_LOST) return failure;
+    if (!error.group_size && error.rank >= 0 && error.rank == request.transfer.peer) {
+        if (auto lost = group_.peer_failure(error.rank, call)) return *lost;
+    }
+    if (strstr(error.message, call.c_str())) return failure;
+    Failure own(failure);
+    copy_text(own.error.message, sizeof own.error.message, call + " ended: " + error.message);
+    return own;
+}
+
 void PointToPointEngine::fail(Request& request, const Failure& failure) {
-    request.failure = std::make_unique<Failure>(failure);
+    request.failure = std::make_unique<Failure>(as_failure_of(request, failure));
     complete(request);
 }
 

@@ -45,7 +45,7 @@ void PointToPointEngine::Gpu::send(Request& request) {
         const auto context = gpus.current();
         const CUstream stream = stream_of(request);
         const GpuBuffer buffer = gpus.memory(request.bytes);
-        gpus.copy(buffer.get(), request.transfer.data, request.bytes, stream);
+        gpus.copy(buffer.get(), request.data, request.bytes, stream);
         request.gpu->end = gpus.record(stream);
         request.gpu->copies = true;
         own_[++own_count_] = {buffer, request.gpu->end};
@@ -111,7 +111,7 @@ void PointToPointEngine::Gpu::launch_staging() {
         for (Request* request : staging_) {
             const bool fits = at_once ? gpus.may_stage_at_once() : gpus.may_stage_early();
             if (transfers.size() == cuda::TRANSFERS || !fits || stream_of(*request) != stream) break;
-            transfers.push_back(gpus.stage(request->transfer.data, request->bytes, request->transfer.peer, at_once));
+            transfers.push_back(gpus.stage(request->data, request->bytes, request->transfer.peer, at_once));
             requests.push_back(request);
         }
         const uint64_t launch = this->launch(transfers, requests, stream);
@@ -140,7 +140,7 @@ void PointToPointEngine::Gpu::continue_send(Endpoint& endpoint, Request& request
         return outgoing_.push_back({&request, &endpoint, slot, staged->second.launch, nullptr});
     }
     const auto context = gpus.current();
-    outgoing_.push_back({&request, &endpoint, request.transfer.data, 0, begin_of(*request.gpu)});
+    outgoing_.push_back({&request, &endpoint, request.data, 0, begin_of(*request.gpu)});
     request.gpu->stream = gpus.copies(GpuMessages::TO_HOST);  // if it fails, it ends after the copies
     request.gpu->copies = true;
 }
@@ -154,10 +154,10 @@ void PointToPointEngine::Gpu::launch_chunks() {
         std::vector<cuda::MessageTransfer> transfers;
         while (request.moved < request.bytes && transfers.size() < CHUNKS && gpus.free_slots()) {
             const size_t bytes = std::min(gpus.slot_bytes(), request.bytes - request.moved);
-            transfers.push_back(gpus.stage(request.transfer.data + request.moved, bytes, endpoint.peer, true));
+            transfers.push_back(gpus.stage(request.data + request.moved, bytes, endpoint.peer, true));
             request.moved += bytes;
         }
-        if (request.bytes == 0) transfers.push_back(gpus.stage(request.transfer.data, 0, endpoint.peer, true));
+        if (request.bytes == 0) transfers.push_back(gpus.stage(request.data, 0, endpoint.peer, true));
         launch(transfers, std::vector(transfers.size(), &request), stream);
         for (const cuda::MessageTransfer& each : transfers) {
             const uint64_t location = GpuLocation{each.slot, each.number}.packed();
@@ -245,8 +245,7 @@ void PointToPointEngine::Gpu::launch_fetches() {
         for (const Fetch& fetch : batch) {
             Request& request = *fetch.request;
             requests.push_back(&request);
-            transfers.push_back(
-                gpus.fetch(request.transfer.data + request.moved, fetch.bytes, fetch.endpoint->peer, fetch.at));
+            transfers.push_back(gpus.fetch(request.data + request.moved, fetch.bytes, fetch.endpoint->peer, fetch.at));
             request.moved += fetch.bytes;
         }
         launch(transfers, requests, stream);

@@ -84,7 +84,7 @@ private:
         std::vector<std::byte> payload{};
     };
     struct Launched {  // a part of a launch, as errors describe it
-        Transfer transfer;
+        rc_transfer transfer;
         uint64_t number;
         int peer;
     };

@@ -61,7 +61,7 @@ bool PointToPointEngine::Gpu::copy_to_host(Outgoing& outgoing, bool& moved) {
         engine_.send_packet(*outgoing.endpoint, {PACKET_DATA, &request, request.number});
         return last;
     }
-    memcpy(request.transfer.data + copy.begin, copy.chunks.front().memory.get(), copy.chunks.front().bytes);
+    memcpy(request.data + copy.begin, copy.chunks.front().memory.get(), copy.chunks.front().bytes);
     chunk_sent(request);
     if (last) engine_.complete(request);
     return last;
@@ -104,7 +104,7 @@ void PointToPointEngine::Gpu::put(Request& request, const std::byte* payload, si
         }
         const size_t length = std::min(gpus.chunk_bytes(GpuMessages::TO_GPU), bytes - done);
         memcpy(memory.get(), payload + done, length);
-        gpus.copy(request.transfer.data + request.moved + done, memory.get(), length, stream);
+        gpus.copy(request.data + request.moved + done, memory.get(), length, stream);
         keep(std::move(memory), gpus.record(stream));
         done += length;
     }
@@ -127,7 +127,7 @@ void PointToPointEngine::Gpu::receive_own(Request& request, const PacketHeader& 
     gpus.wait(stream, copied);
     request.gpu->copies = true;
     request.gpu->buffer = message;
-    gpus.copy(request.transfer.data, message.get(), request.bytes, stream);
+    gpus.copy(request.data, message.get(), request.bytes, stream);
     engine_.complete(request);
 }
 

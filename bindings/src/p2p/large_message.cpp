@@ -32,7 +32,7 @@ const std::byte* PointToPointEngine::prepare_rendezvous(Endpoint& endpoint, cons
     if (header.kind == PACKET_RTS) {
         header.number = endpoint.rts_count + 1;
         header.location =
-            request.location ? request.location : endpoint.channel->offer_memory(request.transfer.data, request.bytes);
+            request.location ? request.location : endpoint.channel->offer_memory(request.data, request.bytes);
     }
     return nullptr;
 }
@@ -73,7 +73,7 @@ void PointToPointEngine::answer_rts(Request& request, const PacketHeader& header
     watch(endpoint);
     if (request.failure) {
         // A message that is too long for its receive is no mistake of the sender.
-        const PacketKind answer = request.transfer.kind == TransferKind::RECV_MESSAGE ? PACKET_FIN : PACKET_NACK;
+        const PacketKind answer = request.transfer.kind == RC_RECV_MESSAGE ? PACKET_FIN : PACKET_NACK;
         send_packet(endpoint, {answer, &request, header.number});
     } else if (request.gpu) {
         gpu_->answer_rts(endpoint, request, header);
@@ -99,7 +99,7 @@ void PointToPointEngine::handle_rendezvous(Endpoint& endpoint, const PacketHeade
         if (request.gpu) {
             gpu_->put(request, payload, header.bytes);
         } else {
-            output_stores_.copy(request.transfer.data + request.moved, payload, header.bytes);
+            output_stores_.copy(request.data + request.moved, payload, header.bytes);
         }
         request.moved += header.bytes;
         if (request.moved < request.bytes) return;
@@ -123,7 +123,7 @@ bool PointToPointEngine::read_next(Endpoint& endpoint) {
     const size_t length = std::min(READ_BYTES, request.bytes - request.moved);
     about_to_wait();
     const PacketChannel::Read read =
-        endpoint.channel->read_memory(request.transfer.data + request.moved, request.location + request.moved, length);
+        endpoint.channel->read_memory(request.data + request.moved, request.location + request.moved, length);
     if (read == PacketChannel::Read::PENDING) return false;
     const bool done = read == PacketChannel::Read::DONE;
     request.moved = done ? request.moved + length : 0;

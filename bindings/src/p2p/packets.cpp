@@ -53,6 +53,16 @@ bool PointToPointEngine::visit(Endpoint& endpoint) {
     return moved;
 }
 
+void PointToPointEngine::announce_close() {
+    if (!group_.used()) return;  // it has sent nothing, and this would take memory
+    group_.ensure_ready();
+    const std::lock_guard lock(mutex_);
+    if (stopping_ || gpu_) return;  // messages on a GPU may still have to be announced
+    for (Endpoint& endpoint : endpoints_) {
+        if (endpoint.channel && !group_.closed(endpoint.peer)) send_packet(endpoint, {PACKET_CLOSE, nullptr, 0});
+    }
+}
+
 // Queued packets go first: packets keep their order, and large messages do not starve.
 void PointToPointEngine::send_packet(Endpoint& endpoint, PendingPacket packet) {
     if (endpoint.queue.empty() && try_write(endpoint, packet)) return;
@@ -63,7 +73,7 @@ void PointToPointEngine::send_packet(Endpoint& endpoint, PendingPacket packet) {
 }
 
 size_t PointToPointEngine::cost(const Request& request) {
-    return sizeof(BufferedSend) + (request.transfer.data ? request.bytes : 0);  // nullptr: staged on the GPU
+    return sizeof(BufferedSend) + (request.data ? request.bytes : 0);  // nullptr: staged on the GPU
 }
 
 // Completes a queued send whose receiver makes no room: from now on a copy is queued. Returns false if the send is not
@@ -123,6 +133,7 @@ bool PointToPointEngine::try_write(Endpoint& endpoint, PendingPacket packet) {
     Request* const request = packet.request;
     PacketHeader header{packet.kind, 0, 0, packet.bytes, packet.number, packet.location};
     const std::byte* payload = nullptr;
+    if (packet.kind == PACKET_CLOSE) return endpoint.channel->try_write(header, nullptr);
     if (packet.kind >= PACKET_ARENA) return gpu_->try_write(endpoint, header);
     if (packet.kind == PACKET_EAGER || packet.kind == PACKET_RTS) {
         header.dtype = request->transfer.dtype;
@@ -130,7 +141,7 @@ bool PointToPointEngine::try_write(Endpoint& endpoint, PendingPacket packet) {
         header.bytes = request->bytes;
     }
     if (packet.kind == PACKET_EAGER) {
-        payload = request->transfer.data;
+        payload = request->data;
     } else {
         payload = prepare_rendezvous(endpoint, *request, header);
     }
@@ -161,6 +172,10 @@ bool PointToPointEngine::receive_packets(Endpoint& endpoint) {
 
 void PointToPointEngine::handle(Endpoint& endpoint, const PacketHeader& header, const std::byte* payload) {
     if (header.kind == PACKET_EAGER || header.kind == PACKET_RTS) return match(endpoint.peer, header, payload);
+    if (header.kind == PACKET_CLOSE) {
+        endpoint.closes = true;
+        return;
+    }
     if (header.kind == PACKET_ARENA) return endpoint.arena.assign(payload, payload + header.bytes);
     if (header.kind > PACKET_ARENA) return gpu_->handle(endpoint, header);
     handle_rendezvous(endpoint, header, payload);

@@ -5,24 +5,20 @@
 
 namespace ringcomm {
 
-std::optional<ProbedMessage> PointToPointEngine::probe(const Transfer& transfer, bool waits) {
-    Request request(transfer);
-    request.polls = !waits;
+std::optional<rc_message> PointToPointEngine::poll(const rc_transfer& probe) {
+    Request request(probe);
+    request.polls = true;
     post(request);
-    if (waits) {
-        wait(request);
-    } else {
-        poll(request);
-    }
+    look(request);
     if (!request.is_done()) return {};
     request.check_result();
-    return ProbedMessage{request.message, request.taken};
+    return request.message;
 }
 
 void PointToPointEngine::take(Request& request, UnexpectedMessage message) {
     request.set_message(message.source, message.header);
-    request.taken = ++taken_count_;
-    taken_.emplace(request.taken, std::move(message));
+    request.message.taken = ++taken_count_;
+    taken_.emplace(taken_count_, std::move(message));
     complete(request);
 }
 

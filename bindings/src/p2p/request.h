@@ -10,11 +10,6 @@
 
 namespace ringcomm {
 
-inline Transfer with_data(Transfer transfer, std::byte* data) {
-    transfer.data = data;
-    return transfer;
-}
-
 // What the request of an array on a GPU has beside others.
 struct GpuRequest {
     CUstream stream = nullptr;  // of its launches; null: one of the communicator, chosen when a message is matched
@@ -38,15 +33,17 @@ struct CopyToHost {
 };
 
 struct PointToPointEngine::Request {
-    explicit Request(const Transfer& transfer)
-        : sends(ringcomm::sends(transfer.kind)),
-          transfer(transfer),
-          bytes(transfer.count * dtype_bytes(transfer.dtype)) {
-        if (transfer.on_gpu) gpu = std::make_unique<GpuRequest>();
+    explicit Request(const rc_transfer& given)
+        : sends(ringcomm::sends(given.kind)),
+          transfer(given),
+          data(static_cast<std::byte*>(given.data)),
+          bytes(given.count * dtype_bytes(given.dtype)) {
+        if (given.on_gpu) gpu = std::make_unique<GpuRequest>();
     }
 
-    Request(const Request& sent, std::byte* copy)
-        : sends(true), transfer(with_data(sent.transfer, copy)), bytes(sent.bytes), start(sent.start), buffered(true) {}
+    // With copies of what belongs to the caller.
+    Request(const Request& sent, const rc_transfer& transfer, std::byte* data)
+        : sends(true), transfer(transfer), data(data), bytes(sent.bytes), start(sent.start), buffered(true) {}
 
     // It has ended, and begins again.
     void restart() {
@@ -60,11 +57,11 @@ struct PointToPointEngine::Request {
     void check_result() const {
         if (failure) throw *failure;
     }
-    bool any_tag() const { return transfer.tag == RC_ANY_TAG && transfer.kind >= TransferKind::RECV_MESSAGE; }
+    bool any_tag() const { return transfer.tag == RC_ANY_TAG && transfer.kind >= RC_RECV_MESSAGE; }
     // The bytes that DATA packets can carry by now, and where the next one is.
     size_t sendable() const { return to_host ? to_host->ready : bytes; }
     const std::byte* next_byte() const {
-        return to_host ? to_host->chunks.front().memory.get() + (moved - to_host->begin) : transfer.data + moved;
+        return to_host ? to_host->chunks.front().memory.get() + (moved - to_host->begin) : data + moved;
     }
     bool matches(int from, const PacketHeader& header) const {
         const bool tag_fits = transfer.tag == header.tag || (any_tag() && header.tag != RC_OBJECT_TAG);
@@ -73,42 +70,46 @@ struct PointToPointEngine::Request {
     int call() const {
         constexpr int calls[] = {CALL_SEND,         CALL_SEND,  CALL_RECV,  CALL_RECV,
                                  CALL_RECV_MESSAGE, CALL_PROBE, CALL_PROBE, CALL_PROBE};
-        return calls[int(transfer.kind)];
+        return calls[transfer.kind];
     }
     // Whether the message is set apart, rather than received.
     bool takes(const PacketHeader& header) const {
-        return transfer.kind == TransferKind::TAKE ||
-               (transfer.kind == TransferKind::RECV_OR_TAKE && header.bytes > bytes);
+        return transfer.kind == RC_TAKE || (transfer.kind == RC_RECV_OR_TAKE && header.bytes > bytes);
     }
-    uint64_t signature() const { return signature_of(call(), transfer.dtype, 0, transfer.peer, false); }
+    // What is matched whatever its dtype is described in bytes.
+    int described_dtype() const { return transfer.kind >= RC_RECV_MESSAGE ? RC_UINT8 : transfer.dtype; }
+    uint64_t described_count() const {
+        return transfer.kind >= RC_RECV_MESSAGE ? transfer.count * dtype_bytes(transfer.dtype) : transfer.count;
+    }
+    uint64_t signature() const { return signature_of(call(), described_dtype(), 0, transfer.peer, false); }
     // As the message turned out: a receive may take one of any source and length.
     int traced_call() const {
-        const bool received = transfer.kind == TransferKind::RECV_OR_TAKE && message.source >= 0 && !taken;
+        const bool received = transfer.kind == RC_RECV_OR_TAKE && message.source >= 0 && !message.taken;
         return received ? CALL_RECV_MESSAGE : call();
     }
     uint64_t traced_signature() const {
-        return signature_of(traced_call(), transfer.dtype, 0, transfer.peer < 0 ? message.source : transfer.peer,
+        return signature_of(traced_call(), described_dtype(), 0, transfer.peer < 0 ? message.source : transfer.peer,
                             false);
     }
     uint64_t traced_count() const {
-        return message.source < 0 || traced_call() == CALL_PROBE ? transfer.count
-                                                                 : message.bytes / dtype_bytes(transfer.dtype);
+        return message.source < 0 || traced_call() == CALL_PROBE ? described_count()
+                                                                 : message.bytes / dtype_bytes(described_dtype());
     }
     std::string describe_call() const {
         const std::string tag = any_tag() ? "any tag" : format("tag %" PRId64, transfer.tag);
-        return describe(signature(), transfer.count) + " with " + tag;
+        return describe(signature(), described_count()) + " with " + tag;
     }
-    void set_message(int source, const PacketHeader& header) { message = {source, 0, header.tag, header.bytes}; }
+    void set_message(int source, const PacketHeader& header) { message = {source, 0, header.tag, header.bytes, 0}; }
     void set_mismatch(int peer, const std::string& message, const std::string& expected, const std::string& got) {
         failure = std::make_unique<Failure>(RC_MISMATCH, message, peer, expected, got);
         failure->error.peer = peer;
     }
 
     const bool sends;
-    const Transfer transfer;
-    size_t bytes;                     // of RECV_MESSAGE: at most, until it is matched
+    const rc_transfer& transfer;      // of the caller, or beside an asynchronous or buffered request
+    std::byte* const data;            // a send never writes through it
+    size_t bytes;                     // of RC_RECV_MESSAGE: at most, until it is matched
     rc_message message = NO_MESSAGE;  // of a receive or probe, once matched
-    uint64_t taken = 0;               // the number of the message that TAKE has taken
     uint64_t start = 0, flight = 0;
     uint64_t traced = 0;  // ticks(), when it began; 0: without a trace
     uint64_t number = 0;  // of the RTS
@@ -129,16 +130,20 @@ struct PointToPointEngine::Request {
 // A send that the engine owns, with a copy of its payload; without one if that is in a slot on the GPU.
 struct PointToPointEngine::BufferedSend {
     explicit BufferedSend(const Request& sent)
-        : payload(sent.transfer.data, sent.transfer.data + sent.bytes), request(sent, payload.data()) {}
-    BufferedSend(const Request& sent, std::nullptr_t) : request(sent, nullptr) {}
+        : payload(sent.data, sent.data + sent.bytes),
+          transfer(sent.transfer),
+          request(sent, transfer, payload.data()) {}
+    BufferedSend(const Request& sent, std::nullptr_t) : transfer(sent.transfer), request(sent, transfer, nullptr) {}
 
     std::vector<std::byte> payload;
+    const rc_transfer transfer;
     Request request;
 };
 
 class PointToPointEngine::AsyncRequest final : public Work, public std::enable_shared_from_this<AsyncRequest> {
 public:
-    AsyncRequest(PointToPointEngine& engine, const Transfer& transfer) : request(transfer), engine_(engine) {
+    AsyncRequest(PointToPointEngine& engine, const rc_transfer& given)
+        : transfer(given), request(transfer), engine_(engine) {
         request.owner = this;
     }
     // Under the engine's lock: its last end may still be under way.
@@ -165,6 +170,7 @@ public:
     void advance() override { engine_.advance(); }
     void detach() override { engine_.detach(); }
 
+    const rc_transfer transfer;
     Request request;
 
 private:

@@ -26,10 +26,10 @@ public:
         if (auto failure = group_.stop_reason(what, &engine_)) return failure;
         const bool late = now_ns() >= deadline_;  // before find_failure(), which names the timeout of a request
         const std::lock_guard lock(engine_.mutex_);
-        if (engine_.find_failure()) {
+        if (engine_.find_failure(request_)) {
             // A message may have arrived just before its sender left; this many steps read all that has come.
             for (uint64_t packet = 0; packet < PACKETS; ++packet) engine_.progress(Peers::ALL);
-            if (auto failure = engine_.find_failure()) return failure;
+            if (auto failure = engine_.find_failure(request_)) return failure;
         }
         if (!late) return {};
         if (flushes_) {
@@ -141,7 +141,7 @@ void PointToPointEngine::wait(Request& request, uint64_t deadline) {
 }
 
 // Looks whether a posted probe has found a message. Who polls all the time never waits, so this checks for dead peers.
-void PointToPointEngine::poll(Request& request) {
+void PointToPointEngine::look(Request& request) {
     constexpr uint64_t INTERVAL_NS = 100'000'000;
     if (!request.is_done() && request.start >= next_check_.load()) {
         next_check_.store(request.start + INTERVAL_NS);

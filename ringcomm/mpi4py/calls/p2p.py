@@ -15,13 +15,12 @@ from ringcomm.mpi4py.requests.operations import DONE, Done, PendingOperation, Pe
 from ringcomm.mpi4py.requests.request import Prequest, Request
 from ringcomm.mpi4py.requests.status import Status
 from ringcomm.transports import messages
+from ringcomm.transports.requests import RECEIVE, SEND, SYNCHRONOUS_SEND
 
 __all__ = ["LARGEST_TAG", "PointToPoint", "is_proc_null", "match_tag"]
 
 LARGEST_TAG = 2**31 - 1
 PLAIN = frozenset(map(np.dtype, "?bBhHiIlLqQfdFD"))  # dtypes of arrays that need no look at their specification
-
-SEND, SYNCHRONOUS_SEND, RECEIVE = range(3)  # the transfers of bindings/python/requests.cpp
 
 ndarray = np.ndarray
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from ringcomm.errors import RingcommError
 from ringcomm.mpi4py.base.attributes import call_user_function
 from ringcomm.mpi4py.base.constants import ANY_SOURCE, ANY_TAG
-from ringcomm.mpi4py.base.errors import ERR_REQUEST, FAILURES, Exception, failure
+from ringcomm.mpi4py.base.errors import FAILURES, Exception
 from ringcomm.mpi4py.requests.status import Status, record
 from ringcomm.transports import requests
 from ringcomm.transports.messages import Envelope
@@ -181,8 +181,6 @@ class Persistent(requests.PersistentOperation, PendingOperation):  # type: ignor
 
     def start(self) -> None:
         try:
-            if self.active:
-                raise failure(ERR_REQUEST, "expected a request that is not active: wait for it before its next start")
             if not self.start_prepared():
                 self._adopt(self._start())
         except FAILURES as error:

@@ -231,20 +231,17 @@ class Prequest(Request):
 
     def Start(self) -> None:
         """Start the operation."""
-        if start_all((self,)):
-            return
-        if not isinstance(self._object, Persistent):
-            raise failure(ERR_REQUEST, "expected a persistent request, got one that was freed")
-        self._object.start()
+        if not start_all((self,)):
+            _startable(self, "request").start()
 
     @classmethod
     def Startall(cls, requests: Sequence[Prequest]) -> None:
-        """Start several operations."""
+        """Start several operations, or none if one of them cannot start."""
         started = start_all(requests)
         if started < len(requests):
             _check(requests)
-            for request in requests[started:]:
-                Prequest.Start(request)
+            for named in _all_startable(requests, started):
+                named.start()
 
     Pready = unsupported("Prequest.Pready", "send each part by Isend")
     Pready_range = unsupported("Prequest.Pready_range", "send each part by Isend")
@@ -283,6 +280,30 @@ def _check(requests: Sequence[Any]) -> None:
     for index, request in enumerate(requests):
         if not isinstance(request, Request):
             raise TypeError(f"requests[{index}]: expected a Request, got {type(request).__name__}")
+
+
+def _startable(request: Request, name: str) -> Persistent:
+    """Return the operation that the request starts; refuse a request that cannot start."""
+    named = request._object
+    if named is None:
+        raise failure(ERR_REQUEST, f"{name}: expected a persistent request, got REQUEST_NULL, or one that was freed")
+    if not isinstance(named, Persistent):
+        raise failure(ERR_REQUEST, f"{name}: expected a persistent request, got one of a single operation")
+    if named.active:
+        text = f"{name}: expected one that is not active, got one that was started: wait for it before its next start"
+        named.context.fail(failure(ERR_REQUEST, text))
+    return named
+
+
+def _all_startable(requests: Sequence[Request], first: int) -> list[Persistent]:
+    """Return the operations from the first one on; refuse all if one of them cannot start."""
+    found: dict[Persistent, int] = {}
+    for index in range(first, len(requests)):
+        named = _startable(requests[index], f"requests[{index}]")
+        if (before := found.setdefault(named, index)) != index:
+            text = f"requests[{index}]: expected another request, got requests[{before}] again"
+            named.context.fail(failure(ERR_REQUEST, text))
+    return list(found)
 
 
 def _find_done(requests: Sequence[Request]) -> tuple[list[int], list[int]]:

@@ -11,11 +11,11 @@ from contextlib import suppress
 
 from ringcomm.adapters import ON_GPUS
 from ringcomm.callbacks import when_done
-from ringcomm.devices.contract import Device, Memory, Pointer
+from ringcomm.devices.contract import Device, Memory
 from ringcomm.devices.gpu import process
 from ringcomm.errors import ArgumentError, RingcommError, refuse
 from ringcomm.native import GpuMessage, check, ffi, lib
-from ringcomm.transports.contract import Pending, Startable, Transport
+from ringcomm.transports.contract import Pending, Startable, TransferCall, Transport
 
 __all__ = ["GpuMessages", "PendingMessage"]
 
@@ -69,15 +69,13 @@ class GpuMessages:
         self._device.clear(arena, self._size)
         return arena
 
-    def start(
-        self, kind: int, data: Pointer, count: int, dtype: int, peer: int, tag: int, timeout: float, *, async_op: bool
-    ) -> Pending:
+    def start(self, transfer: TransferCall, async_op: bool) -> Pending:
         """Start a send or receive after what is queued on the current stream."""
-        if data.device.name != self._device.name:
-            raise refuse("array", f"one on {self._device.name}, as the first of this communicator", data.device.name)
-        device = data.device
+        device = transfer.data.device
+        if device.name != self._device.name:
+            raise refuse("array", f"one on {self._device.name}, as the first of this communicator", device.name)
         owner = self._comm, self._host.handle, check, lambda _: device.stream(), device.ordinal, device.blocking
-        message: Startable = PendingMessage(*owner, kind, data.address, count, dtype, peer, tag, timeout)
+        message: Startable = PendingMessage(*owner, *transfer._replace(data=transfer.data.address))
         return message.start(async_op)
 
     def coalesce(self, begins: bool) -> None:

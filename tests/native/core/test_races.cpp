@@ -8,12 +8,12 @@ namespace {
 void messages(rc_comm* comm, int rank) {
     std::vector<int> data(20000), all(3 * data.size());
     for (int i = 0; i < 300 && rank < 2; ++i) {  // from rank 0 to rank 1, many times around the rings
-        if (rank == 0) DO(rc_send(comm, data.data(), 100, RC_INT32, 1, 0, -1, nullptr));
-        if (rank == 1) DO(rc_recv(comm, data.data(), 100, RC_INT32, 0, 0, -1, nullptr, nullptr));
+        if (rank == 0) DO(run(comm, transfer_of(RC_SEND, data.data(), 100, RC_INT32, 1, 0)));
+        if (rank == 1) DO(run(comm, transfer_of(RC_RECV, data.data(), 100, RC_INT32, 0, 0)));
     }
     for (int i = 0; i < 3; ++i) {
-        if (rank == 0) DO(rc_send(comm, all.data(), all.size(), RC_INT32, 2, 1, -1, nullptr));
-        if (rank == 2) DO(rc_recv(comm, all.data(), all.size(), RC_INT32, 0, 1, -1, nullptr, nullptr));
+        if (rank == 0) DO(run(comm, transfer_of(RC_SEND, all.data(), all.size(), RC_INT32, 2, 1)));
+        if (rank == 2) DO(run(comm, transfer_of(RC_RECV, all.data(), all.size(), RC_INT32, 0, 1)));
         all.assign(all.size(), i);  // the sender may write again
     }
 }

@@ -57,7 +57,8 @@ void on_rank(rc_comm* comm, int rank) {
     std::thread messages([&] {
         int x = 1, y = 0;
         for (int i = 0; i < MESSAGES; ++i) {
-            DO(rc_sendrecv(comm, &x, 1, RC_INT32, 1 - rank, &y, 1, RC_INT32, 1 - rank, 0, -1, nullptr));
+            DO(exchange(comm, transfer_of(RC_SEND, &x, 1, RC_INT32, 1 - rank, 0),
+                        transfer_of(RC_RECV, &y, 1, RC_INT32, 1 - rank, 0)));
         }
     });
     std::thread traces([&] {

@@ -82,9 +82,12 @@ void check_queued_data() {
 
     std::vector<std::byte> data(BYTES);
     rc_work* work;
-    DO(rc_gpu_message_start(comms[0], RC_GPU_SEND, data.data(), BYTES, RC_UINT8, 1, 0, -1, gpu.stream, 0, &work));
+    rc_transfer sent = transfer_of(RC_SEND, data.data(), BYTES, RC_UINT8, 1, 0);
+    sent.on_gpu = 1;
+    sent.stream = gpu.stream;
+    DO(rc_transfer_start(comms[0], &sent, &work));
     const PacketHeader announced = next_packet(*peer, PACKET_RTS);
-    for (int i = 0; i < 20; ++i) DO(rc_send(comms[0], data.data(), FILLER, RC_UINT8, 1, 1, -1, nullptr));
+    for (int i = 0; i < 20; ++i) DO(run(comms[0], transfer_of(RC_SEND, data.data(), FILLER, RC_UINT8, 1, 1)));
     PacketHeader answer{};
     answer.kind = PACKET_CTS;
     answer.number = announced.number;

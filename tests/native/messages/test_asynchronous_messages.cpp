@@ -37,10 +37,10 @@ void many_in_flight(rc_comm* comm, int rank, uint32_t seed) {
         }
     }
     const auto send = [&](Message& m) {
-        DO(rc_send(comm, m.data.data(), m.data.size(), RC_UINT8, m.peer, 7, -1, &m.work));
+        DO(start(comm, transfer_of(RC_SEND, m.data.data(), m.data.size(), RC_UINT8, m.peer, 7), &m.work));
     };
     const auto receive = [&](Message& m) {
-        DO(rc_recv(comm, m.data.data(), m.data.size(), RC_UINT8, m.peer, 7, -1, nullptr, &m.work));
+        DO(start(comm, transfer_of(RC_RECV, m.data.data(), m.data.size(), RC_UINT8, m.peer, 7), &m.work));
     };
     size_t next_sent = 0, next_received = 0;
     while (next_sent < sent.size() || next_received < received.size()) {
@@ -70,9 +70,9 @@ void prepared_transfers(rc_comm* comm, int rank) {
     std::vector<rc_work*> works;
     for (size_t i = 0; i < transfers.size(); ++i) {
         Message& m = transfers[i];
-        const int64_t tag = i / 2;
-        if (i % 2 == 0) DO(rc_prepare_receive(comm, m.data.data(), m.data.size(), m.peer, tag, &m.work));
-        if (i % 2) DO(rc_prepare_send(comm, m.data.data(), m.data.size(), RC_UINT8, m.peer, tag, i == 3, &m.work));
+        const int kind = i % 2 == 0 ? RC_RECV_MESSAGE : i == 3 ? RC_SEND_SYNCHRONOUS : RC_SEND;
+        const rc_transfer transfer = transfer_of(kind, m.data.data(), m.data.size(), RC_UINT8, m.peer, int64_t(i / 2));
+        DO(rc_transfer_prepare(comm, &transfer, &m.work));
         CHECK(rc_work_ended(m.work));
         works.push_back(m.work);
     }
@@ -89,11 +89,14 @@ void prepared_transfers(rc_comm* comm, int rank) {
             CHECK(std::count(data.begin(), data.end(), letter(left, rank, round)) == int64_t(data.size()));
         }
     }
-    // Refused: a second start, and a work that was not prepared.
-    rc_work* const twice[] = {works[0], works[0]};
+    // Refused, before any starts: one work twice, a second start, and a work that was not prepared.
+    rc_work* const twice[] = {works[0], works[1], works[0]};
+    CHECK(rc_start_all(twice, 3, &started) == RC_ARGUMENT && started == 0);
+    CHECK(std::string(rc_last_error()->message) == "works[2]: expected another work than before");
+    CHECK(rc_work_ended(works[0]) && rc_work_ended(works[1]));
     DO(rc_start_all(twice, 1, &started));
-    CHECK(rc_start_all(twice, 1, &started) == RC_ARGUMENT && started == 0);
-    DO(rc_send(comm, nullptr, 0, RC_UINT8, rank, 99, -1, &works[0]));
+    CHECK(rc_start_all(&works[0], int(works.size()), &started) == RC_ARGUMENT && started == 0);
+    DO(start(comm, transfer_of(RC_SEND, nullptr, 0, RC_UINT8, rank, 99), &works[0]));
     CHECK(rc_start_all(works.data(), 1, &started) == RC_ARGUMENT && started == 0);
     DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));  // nothing had arrived before
     works.push_back(twice[0]);
@@ -116,36 +119,35 @@ void what_nobody_waits_for_starts_the_thread(rc_comm* comm, int rank) {
     int value = rank;
     rc_work* work = nullptr;
     if (rank == 0) {
-        DO(rc_send(comm, &value, 1, RC_INT32, 1, 0, -1, &work));
+        DO(start(comm, transfer_of(RC_SEND, &value, 1, RC_INT32, 1, 0), &work));
         DO(finish(work));
-        DO(rc_send(comm, &value, 1, RC_INT32, 0, 0, -1, &work));
+        DO(start(comm, transfer_of(RC_SEND, &value, 1, RC_INT32, 0, 0), &work));
         DO(finish(work));
-        DO(rc_recv(comm, &value, 1, RC_INT32, 0, 0, -1, nullptr, nullptr));
+        DO(run(comm, transfer_of(RC_RECV, &value, 1, RC_INT32, 0, 0)));
         CHECK(progress_threads() == 0);
     }
     DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
     if (rank == 1) {
-        DO(rc_recv(comm, &value, 1, RC_INT32, 0, 0, -1, nullptr, nullptr));
+        DO(run(comm, transfer_of(RC_RECV, &value, 1, RC_INT32, 0, 0)));
         CHECK(value == 0 && progress_threads() == 0);
     }
     std::vector<int> large(100'000);
     if (rank == 0) {
         value = 5;
-        DO(rc_send(comm, &value, 1, RC_INT32, 1, 2, -1, nullptr));
+        DO(run(comm, transfer_of(RC_SEND, &value, 1, RC_INT32, 1, 2)));
     } else {
-        int found;
-        DO(rc_probe(comm, 0, 2, 1, -1, &found, nullptr, nullptr));
-        DO(rc_recv_message(comm, large.data(), large.size() * sizeof(int), 0, 2, 0, -1, nullptr, &work));
+        DO(run(comm, transfer_of(RC_PROBE, nullptr, 0, RC_INT32, 0, 2)));
+        DO(start(comm, transfer_of(RC_RECV_MESSAGE, large.data(), large.size(), RC_INT32, 0, 2), &work));
         CHECK(rc_work_ended(work) && large[0] == 5 && progress_threads() == 0);
         DO(finish(work));
     }
     DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
     if (rank == 0) {
-        DO(rc_recv(comm, large.data(), large.size(), RC_INT32, 1, 3, -1, nullptr, &work));
+        DO(start(comm, transfer_of(RC_RECV, large.data(), large.size(), RC_INT32, 1, 3), &work));
         CHECK(progress_threads() == 1);
     }
     DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
-    if (rank == 1) DO(rc_send(comm, large.data(), large.size(), RC_INT32, 0, 3, -1, nullptr));
+    if (rank == 1) DO(run(comm, transfer_of(RC_SEND, large.data(), large.size(), RC_INT32, 0, 3)));
     if (rank == 0) DO(finish(work));
 }
 
@@ -154,12 +156,12 @@ void a_posted_receive_starts_the_thread(rc_comm* comm, int rank) {
     int value = 7;
     rc_work* work = nullptr;
     if (rank == 1) {
-        DO(rc_recv(comm, &value, 1, RC_INT32, 0, 0, -1, nullptr, &work));
+        DO(start(comm, transfer_of(RC_RECV, &value, 1, RC_INT32, 0, 0), &work));
         CHECK(progress_threads() == 1);
     }
     static std::atomic<bool> sent{false};
     if (rank == 0) {
-        DO(rc_send_synchronous(comm, &value, 1, RC_INT32, 1, 0, -1, nullptr));
+        DO(run(comm, transfer_of(RC_SEND_SYNCHRONOUS, &value, 1, RC_INT32, 1, 0)));
         sent = true;
     } else {
         while (!sent) std::this_thread::yield();
@@ -172,11 +174,11 @@ void callbacks_end_a_receive(rc_comm* comm, int rank) {
     int value = 7;
     rc_work* work = nullptr;
     if (rank == 1) {
-        DO(rc_recv(comm, &value, 1, RC_INT32, 0, 0, -1, nullptr, &work));
+        DO(start(comm, transfer_of(RC_RECV, &value, 1, RC_INT32, 0, 0), &work));
         DO(rc_work_notify(work, 42));
     }
     DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
-    if (rank == 0) DO(rc_send(comm, &value, 1, RC_INT32, 1, 0, -1, nullptr));
+    if (rank == 0) DO(run(comm, transfer_of(RC_SEND, &value, 1, RC_INT32, 1, 0)));
     if (rank == 1) {
         CHECK(rc_next_done(60.0) == 42);
         DO(finish(work));

@@ -81,39 +81,39 @@ private:
     NoSleep sleeper_;
 };
 
-Transfer transfer(TransferKind kind, int peer, int64_t tag) { return {kind, nullptr, 0, RC_UINT8, peer, tag, -1}; }
+rc_transfer empty(int kind, int peer, int64_t tag) { return transfer_of(kind, nullptr, 0, RC_UINT8, peer, tag); }
 
 void receives_look_where_they_receive(InboxGroup& group, PointToPointEngine& engine) {
     for (const int peer : {5, 63, 1}) {
         const int before = group.looks();
         group.receive_from(peer, 0);
-        CHECK(engine.run(transfer(TransferKind::RECV, peer, 0)).source == peer);
+        CHECK(engine.run(empty(RC_RECV, peer, 0)).source == peer);
         CHECK(group.looks() - before <= 4);
     }
     const int before = group.looks();
-    const auto received = engine.start(transfer(TransferKind::RECV, 9, 0));
-    for (int i = 0; i < 10; ++i) engine.run(transfer(TransferKind::SEND, 5, 0));
+    const auto received = engine.start(empty(RC_RECV, 9, 0));
+    for (int i = 0; i < 10; ++i) engine.run(empty(RC_SEND, 5, 0));
     CHECK(group.looks() - before <= 20 && !received->done());
     group.receive_from(9, 0);
-    engine.run(transfer(TransferKind::SEND, 5, 0));
+    engine.run(empty(RC_SEND, 5, 0));
     CHECK(received->done());
 }
 
 void any_source_looks_everywhere(InboxGroup& group, PointToPointEngine& engine) {
     group.receive_from(40, 0);
-    CHECK(engine.run(transfer(TransferKind::RECV_MESSAGE, -1, 0)).source == 40);
+    CHECK(engine.run(empty(RC_RECV_MESSAGE, -1, 0)).source == 40);
     group.receive_from(41, 0);
-    const auto probed = engine.probe(transfer(TransferKind::PROBE, -1, 0), false);
-    CHECK(probed && probed->message.source == 41);
-    engine.run(transfer(TransferKind::RECV, 41, 0));
+    const auto probed = engine.poll(empty(RC_PROBE, -1, 0));
+    CHECK(probed && probed->source == 41);
+    engine.run(empty(RC_RECV, 41, 0));
 }
 
 // A peer that nobody expects to send may have filled its ring, and wait.
 void others_have_their_turn(InboxGroup& group, PointToPointEngine& engine) {
     for (int peer = 1; peer < RANKS; ++peer) group.receive_from(peer, 7);
-    for (int i = 1; i < RANKS; ++i) engine.run(transfer(TransferKind::SEND, 5, 0));
+    for (int i = 1; i < RANKS; ++i) engine.run(empty(RC_SEND, 5, 0));
     for (int peer = 1; peer < RANKS; ++peer) CHECK(group.inboxes[peer].packets.empty());
-    for (int peer = 1; peer < RANKS; ++peer) engine.run(transfer(TransferKind::RECV, peer, 7));
+    for (int peer = 1; peer < RANKS; ++peer) engine.run(empty(RC_RECV, peer, 7));
 }
 
 }  // namespace

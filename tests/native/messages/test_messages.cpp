@@ -14,12 +14,13 @@ namespace {
 constexpr int MANY = 4 * PACKETS;
 
 int send(rc_comm* comm, const int& value, int64_t tag, rc_work** work = nullptr) {
-    return rc_send(comm, &value, 1, RC_INT32, 1, tag, -1, work);
+    const rc_transfer sent = transfer_of(RC_SEND, &value, 1, RC_INT32, 1, tag);
+    return work ? start(comm, sent, work) : run(comm, sent);
 }
 
 int receive(rc_comm* comm, int64_t tag) {
     int value = -1;
-    DO(rc_recv(comm, &value, 1, RC_INT32, 0, tag, -1, nullptr, nullptr));
+    DO(run(comm, transfer_of(RC_RECV, &value, 1, RC_INT32, 0, tag)));
     return value;
 }
 
@@ -62,7 +63,7 @@ void large_behind_small(rc_comm* comm, int rank) {
     rc_work* work = nullptr;
     if (rank == 0) {
         for (int i = 0; i < MANY; ++i) DO(send(comm, i, 3));
-        DO(rc_send(comm, large.data(), large.size(), RC_INT32, 1, 3, -1, &work));
+        DO(start(comm, transfer_of(RC_SEND, large.data(), large.size(), RC_INT32, 1, 3), &work));
     }
     DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
     if (rank == 0) {
@@ -71,7 +72,7 @@ void large_behind_small(rc_comm* comm, int rank) {
         return;
     }
     for (int i = 0; i < MANY; ++i) CHECK(receive(comm, 3) == i);
-    DO(rc_recv(comm, large.data(), large.size(), RC_INT32, 0, 3, -1, nullptr, nullptr));
+    DO(run(comm, transfer_of(RC_RECV, large.data(), large.size(), RC_INT32, 0, 3)));
     CHECK(large[0] == 0 && large.back() == 0);
     for (int i = 0; i < MANY; ++i) CHECK(receive(comm, 4) == i);
 }
@@ -94,10 +95,9 @@ void send_messages(rc_comm* comm, int rank, int peer, int64_t tag, int rounds) {
     std::vector<rc_work*> works;
     for (int i = 0; i < rounds; ++i) {
         for (const uint64_t bytes : {SMALL, LARGE, TOO_LONG}) {
-            const auto send = i % 2 ? rc_send_synchronous : rc_send;
-            rc_work* work = nullptr;
-            DO(send(comm, data.data(), bytes, RC_UINT8, peer, tag, -1, i % 3 ? nullptr : &work));
-            if (work) works.push_back(work);
+            const int kind = i % 2 ? RC_SEND_SYNCHRONOUS : RC_SEND;
+            const rc_transfer sent = transfer_of(kind, data.data(), bytes, RC_UINT8, peer, tag);
+            DO(i % 3 ? run(comm, sent) : start(comm, sent, &works.emplace_back()));
         }
     }
     for (rc_work* work : works) DO(finish(work));
@@ -110,26 +110,35 @@ void receive_messages(rc_comm* comm, int source, int64_t tag, int rounds) {
     for (int i = 0; i < 3 * rounds; ++i) {
         target.assign(ROOM, '.');
         rc_message message{}, probed{};
-        uint64_t taken = 0;
         int found = 0, outcome = RC_OK;
+        const auto from = [&](int kind, int peer, uint64_t bytes) {
+            return transfer_of(kind, target.data(), bytes, RC_UINT8, peer, tag);
+        };
         const int way = i % 5;
         if (way == 1) {
-            DO(rc_probe(comm, any, tag, 1, -1, &found, &probed, nullptr));
-            CHECK(found && probed.source == source && probed.tag == tag);
+            const rc_transfer probe = from(RC_PROBE, any, 0);
+            DO(rc_transfer_run(comm, &probe, &probed));
+            CHECK(probed.source == source && probed.tag == tag);
+            found = 1;
         } else if (way == 2) {
-            while (!found) DO(rc_probe(comm, source, tag, 0, -1, &found, &probed, &taken));
+            const rc_transfer take = from(RC_TAKE, source, 0);
+            while (!found) DO(rc_poll(comm, &take, &found, &probed));
         } else if (way == 3) {
-            DO(rc_recv_or_take(comm, target.data(), SMALL, any, tag, -1, &message, &taken));
-            CHECK((taken == 0) == (message.bytes == SMALL) && message.source == source && message.tag == tag);
+            const rc_transfer short_one = from(RC_RECV_OR_TAKE, any, SMALL);
+            DO(rc_transfer_run(comm, &short_one, &message));
+            CHECK((message.taken == 0) == (message.bytes == SMALL) && message.source == source && message.tag == tag);
         }
+        const uint64_t taken = way == 3 ? message.taken : probed.taken;
         if (way == 4) {
             rc_work* work = nullptr;
-            DO(rc_recv_message(comm, target.data(), ROOM, any, tag, 0, -1, nullptr, &work));
+            DO(start(comm, from(RC_RECV_MESSAGE, any, ROOM), &work));
             outcome = rc_work_wait(work, -1, nullptr);
             DO(rc_work_message(work, &message));
             rc_work_free(work);
         } else if (way != 3 || taken) {
-            outcome = rc_recv_message(comm, target.data(), ROOM, source, tag, taken, -1, &message, nullptr);
+            rc_transfer receive = from(RC_RECV_MESSAGE, source, ROOM);
+            receive.taken = taken;
+            outcome = rc_transfer_run(comm, &receive, &message);
         }
         const uint64_t bytes[] = {SMALL, LARGE, TOO_LONG};
         if (i % 3 == 2) {
@@ -148,14 +157,14 @@ void cancel_receives(rc_comm* comm, int rank, int peer) {
     constexpr int64_t TAG = 50;
     constexpr int NUMBER = 40;
     if (rank == 1) {
-        for (int i = 0; i < NUMBER; ++i) DO(rc_send(comm, &i, 1, RC_INT32, peer, TAG, -1, nullptr));
+        for (int i = 0; i < NUMBER; ++i) DO(run(comm, transfer_of(RC_SEND, &i, 1, RC_INT32, peer, TAG)));
         return;
     }
     int received = 0;
     for (int left = NUMBER; left > 0;) {
         int value = -1, cancelled = 0;
         rc_work* work = nullptr;
-        DO(rc_recv_message(comm, &value, sizeof value, peer, TAG, 0, -1, nullptr, &work));
+        DO(start(comm, transfer_of(RC_RECV_MESSAGE, &value, 1, RC_INT32, peer, TAG), &work));
         std::thread waiting([&] { DO(rc_work_wait(work, -1, nullptr)); });
         DO(rc_cancel(work, &cancelled));
         waiting.join();

@@ -50,7 +50,7 @@ void a_failure_reaches_every_rank(NetworkRank& at) {
     if (at.rank == at.size - 1) {
         DO(rc_abort(at.comm, RC_ABORTED, at.rank, "the data is wrong"));
     } else if (at.rank % 2) {
-        message_of(rc_recv(at.comm, x.data(), 5000, RC_INT32, -1, 0, -1, nullptr, nullptr), RC_ABORTED);
+        message_of(run(at.comm, transfer_of(RC_RECV, x.data(), 5000, RC_INT32, -1, 0)), RC_ABORTED);
     } else {
         message_of(run(at.comm, RC_BARRIER, nullptr, nullptr, 0), RC_ABORTED);
     }
@@ -78,8 +78,8 @@ void an_abort_in_large_calls(NetworkRank& at) {
             for (int status = RC_OK; status != RC_ABORTED;) {
                 const std::vector<int> sent(1'000'000, 1);
                 std::vector<int> received(1'000'000);
-                status = rc_sendrecv(group, sent.data(), sent.size(), RC_INT32, 1 - at.rank, received.data(),
-                                     received.size(), RC_INT32, 1 - at.rank, 0, -1, nullptr);
+                status = exchange(group, transfer_of(RC_SEND, sent.data(), sent.size(), RC_INT32, 1 - at.rank, 0),
+                                  transfer_of(RC_RECV, received.data(), received.size(), RC_INT32, 1 - at.rank, 0));
                 CHECK(status == RC_OK || status == RC_ABORTED);
             }
         });
@@ -109,18 +109,18 @@ void a_rank_that_leaves_is_named(NetworkRank& at) {
     std::vector<int> x(10);
     const std::string text = message_of(run(at.comm, RC_ALL_REDUCE, x.data(), x.data(), 10), RC_PEER_LOST);
     CHECK(rc_last_error()->rank == 1 && text.find("rank 1") != std::string::npos);
-    message_of(rc_recv(at.comm, x.data(), 10, RC_INT32, 1, 0, -1, nullptr, nullptr), RC_PEER_LOST);
+    message_of(run(at.comm, transfer_of(RC_RECV, x.data(), 10, RC_INT32, 1, 0)), RC_PEER_LOST);
 }
 
 void what_a_rank_sent_before_it_left_arrives(NetworkRank& at) {
     std::vector<int> x = numbers(5000, 3), y(5000);
     if (at.rank == 1) {
         for (int r = 0; r < at.size; ++r) {
-            if (r != 1) DO(rc_send(at.comm, x.data(), 5000, RC_INT32, r, 0, -1, nullptr));
+            if (r != 1) DO(run(at.comm, transfer_of(RC_SEND, x.data(), 5000, RC_INT32, r, 0)));
         }
         return;
     }
-    DO(rc_recv(at.comm, y.data(), 5000, RC_INT32, 1, 0, -1, nullptr, nullptr));
+    DO(run(at.comm, transfer_of(RC_RECV, y.data(), 5000, RC_INT32, 1, 0)));
     CHECK(x == y);
 }
 
@@ -164,7 +164,7 @@ void a_timeout_names_the_late_rank(NetworkRank& at) {
 void a_message_that_never_comes_is_a_timeout(NetworkRank& at) {
     std::vector<int> x(100'000);
     if (at.rank == 0) {
-        message_of(rc_send(at.comm, x.data(), x.size(), RC_INT32, 1, 0, -1, nullptr), RC_TIMEOUT);
+        message_of(run(at.comm, transfer_of(RC_SEND, x.data(), x.size(), RC_INT32, 1, 0)), RC_TIMEOUT);
     } else {
         int status = RC_OK;
         while (!status) status = rc_check(at.comm);
@@ -182,10 +182,10 @@ void closing_wakes_the_waiters_of_this_rank(NetworkRank& at) {
     }
     std::vector<int> x(10);
     rc_work* received;
-    DO(rc_recv(at.comm, x.data(), 10, RC_INT32, 1, 0, -1, nullptr, &received));
+    DO(start(at.comm, transfer_of(RC_RECV, x.data(), 10, RC_INT32, 1, 0), &received));
     std::thread waiter([&] {
         std::vector<int> y(10);
-        CHECK(ended_by_closing(rc_recv(at.comm, y.data(), 10, RC_INT32, -1, 1, -1, nullptr, nullptr)));
+        CHECK(ended_by_closing(run(at.comm, transfer_of(RC_RECV, y.data(), 10, RC_INT32, -1, 1))));
     });
     DO(rc_close(at.comm));
     waiter.join();

@@ -80,9 +80,10 @@ void send_around(NetworkRank& at, std::initializer_list<size_t> counts) {
         std::vector<int> y(count, UNTOUCHED), z(count, UNTOUCHED);
         rc_work *sent, *received;
         int source;
-        DO(rc_recv(at.comm, z.data(), count, RC_INT32, -1, 7, -1, nullptr, &received));
-        DO(rc_send(at.comm, x.data(), count, RC_INT32, right, 7, -1, &sent));
-        DO(rc_sendrecv(at.comm, x.data(), count, RC_INT32, right, y.data(), count, RC_INT32, left, 0, -1, &source));
+        DO(start(at.comm, transfer_of(RC_RECV, z.data(), count, RC_INT32, -1, 7), &received));
+        DO(start(at.comm, transfer_of(RC_SEND, x.data(), count, RC_INT32, right, 7), &sent));
+        DO(exchange(at.comm, transfer_of(RC_SEND, x.data(), count, RC_INT32, right, 0),
+                    transfer_of(RC_RECV, y.data(), count, RC_INT32, left, 0), &source));
         CHECK(source == left && y == numbers(count, left));
         DO(rc_work_wait(received, -1, &source));
         CHECK(source == left && z == numbers(count, left));
@@ -106,11 +107,12 @@ void many_messages_are_open(NetworkRank& at) {
         received.emplace_back(sent.back().size());
     }
     for (int i = 0; i < 300; ++i) {
-        DO(rc_send(at.comm, sent[i].data(), sent[i].size(), RC_INT32, peer, i % 7, -1, &works.emplace_back()));
+        DO(start(at.comm, transfer_of(RC_SEND, sent[i].data(), sent[i].size(), RC_INT32, peer, i % 7),
+                 &works.emplace_back()));
     }
     for (int i = 0; i < 300; ++i) {
-        DO(rc_recv(at.comm, received[i].data(), received[i].size(), RC_INT32, from, i % 7, -1, nullptr,
-                   &works.emplace_back()));
+        DO(start(at.comm, transfer_of(RC_RECV, received[i].data(), received[i].size(), RC_INT32, from, i % 7),
+                 &works.emplace_back()));
     }
     for (size_t i = works.size(); i-- > 0;) DO(finish(works[i]));
     for (int i = 0; i < 300; ++i) CHECK(received[i] == numbers(received[i].size(), 100 * from + i));
@@ -119,7 +121,7 @@ void many_messages_are_open(NetworkRank& at) {
 // They travel in the memory of the host, whose communicator has none of its own any more.
 void messages_inside_a_host_have_one_channel(NetworkRank& at) {
     int x = 0;
-    message_of(rc_send(at.local, &x, 1, RC_INT32, (at.rank + 1) % 2, 0, -1, nullptr), RC_ARGUMENT);
+    message_of(run(at.local, transfer_of(RC_SEND, &x, 1, RC_INT32, (at.rank + 1) % 2, 0)), RC_ARGUMENT);
 }
 
 // Several threads of each rank in messages, one in collectives.
@@ -131,8 +133,8 @@ void messages_run_beside_collectives(NetworkRank& at) {
             for (int turn = 0; turn < 30; ++turn) {
                 const std::vector<int> x = numbers(turn % 3 ? 20 : 30'000, at.rank + turn);
                 std::vector<int> y(x.size());
-                DO(rc_sendrecv(at.comm, x.data(), x.size(), RC_INT32, peer, y.data(), y.size(), RC_INT32, peer, tag, -1,
-                               nullptr));
+                DO(exchange(at.comm, transfer_of(RC_SEND, x.data(), x.size(), RC_INT32, peer, tag),
+                            transfer_of(RC_RECV, y.data(), y.size(), RC_INT32, peer, tag)));
                 CHECK(y == numbers(y.size(), peer + turn));
             }
         });
@@ -190,9 +192,9 @@ void messages_move_while_a_rank_waits_in_a_rail(NetworkRank& at) {
     DO(rc_network_group(at.network, 2 + rail, here, 2, members, hosts, nullptr, at.comm, &tuning, &group));
     DO(run(at.comm, RC_BARRIER, nullptr, nullptr, 0));
     std::vector<int> x(1500, at.rank);  // too long to be buffered, too short to wait for its receive
-    const auto send = [&](int to) { DO(rc_send(at.comm, x.data(), x.size(), RC_INT32, to, 0, -1, nullptr)); };
+    const auto send = [&](int to) { DO(run(at.comm, transfer_of(RC_SEND, x.data(), x.size(), RC_INT32, to, 0))); };
     const auto receive = [&](int from) {
-        DO(rc_recv(at.comm, x.data(), x.size(), RC_INT32, from, 0, -1, nullptr, nullptr));
+        DO(run(at.comm, transfer_of(RC_RECV, x.data(), x.size(), RC_INT32, from, 0)));
         CHECK(x[0] == from);
     };
     const int many = 100;

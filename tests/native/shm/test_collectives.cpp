@@ -100,22 +100,24 @@ void messages(rc_comm* comm, int rank, int n, uint64_t count) {
     const auto sent = filled(rank, count);
     std::vector<int> received(count);
     int from = -1;
-    DO(rc_sendrecv(comm, sent.data(), count, RC_INT32, right, received.data(), count, RC_INT32, left, 5, -1, &from));
+    DO(exchange(comm, transfer_of(RC_SEND, sent.data(), count, RC_INT32, right, 5),
+                transfer_of(RC_RECV, received.data(), count, RC_INT32, left, 5), &from));
     CHECK(from == left && received == filled(left, count));
 
     // Two asynchronous sends, received in reverse order by tag; one receive from any rank.
     rc_work* works[2];
-    for (int tag = 0; tag < 2; ++tag) DO(rc_send(comm, sent.data(), count, RC_INT32, right, tag, -1, &works[tag]));
+    for (int tag = 0; tag < 2; ++tag)
+        DO(start(comm, transfer_of(RC_SEND, sent.data(), count, RC_INT32, right, tag), &works[tag]));
     for (int tag = 1; tag >= 0; --tag) {
         received.assign(count, 0);
-        DO(rc_recv(comm, received.data(), count, RC_INT32, tag ? left : -1, tag, -1, &from, nullptr));
+        DO(run(comm, transfer_of(RC_RECV, received.data(), count, RC_INT32, tag ? left : -1, tag), &from));
         CHECK(from == left && received == filled(left, count));
     }
     for (rc_work* work : works) DO(finish(work));
     // A mismatch fails on both sides, and later messages still arrive.
     rc_work* refused;
-    DO(rc_send(comm, sent.data(), count, RC_INT32, right, 9, -1, &refused));
-    CHECK(rc_recv(comm, received.data(), count, RC_FLOAT32, left, 9, -1, nullptr, nullptr) == RC_MISMATCH);
+    DO(start(comm, transfer_of(RC_SEND, sent.data(), count, RC_INT32, right, 9), &refused));
+    CHECK(run(comm, transfer_of(RC_RECV, received.data(), count, RC_FLOAT32, left, 9)) == RC_MISMATCH);
     const int status = finish(refused);
     CHECK(status == RC_MISMATCH || (status == RC_OK && (n == 1 || count < 50000)));
     DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
@@ -169,8 +171,8 @@ void symmetric(rc_comm* comm, int rank, int n, uint64_t count) {
     DO(run(comm, RC_ALL_TO_ALL, own.data(), target, count));  // only the target is symmetric: pushed
     for (uint64_t i = 0; i < count * n; ++i) CHECK(target[i] == value(i / count, rank * count + i % count));
     const int left = (rank + last) % n;
-    DO(rc_sendrecv(comm, source, n * count, RC_INT32, (rank + 1) % n, own.data(), n * count, RC_INT32, left, 0, -1,
-                   nullptr));
+    DO(exchange(comm, transfer_of(RC_SEND, source, n * count, RC_INT32, (rank + 1) % n, 0),
+                transfer_of(RC_RECV, own.data(), n * count, RC_INT32, left, 0)));
     CHECK(own == filled(left, n * count));
     // Some ranks pass ordinary memory: the staged path.
     int* mixed = rank % 2 ? source : own.data();
