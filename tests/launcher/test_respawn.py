@@ -220,7 +220,7 @@ def test_a_rank_that_dies_while_it_joins_leaves_the_communicator_usable(victim, 
     ]
 
 
-@pytest.mark.parametrize("kills", [12, pytest.param(1000, marks=[pytest.mark.exhaustive, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("kills", [8, pytest.param(1000, marks=[pytest.mark.exhaustive, pytest.mark.timeout(3600)])])
 def test_random_kills_lose_nothing(kills, tmp_path):
     program = Path(__file__).with_name("mortal.py")
     command = [sys.executable, "-m", "ringcomm", "run", "-n", "4", "--respawn", str(kills), str(program)]

@@ -21,6 +21,7 @@ from ringcomm.testing import (
     check_transport,
     connect_threads,
 )
+from ringcomm.transports import staging
 from ringcomm.transports.choice import find_transports
 from ringcomm.transports.contract import NO_FAST_PATH
 
@@ -107,6 +108,7 @@ def test_a_group_of_emulated_gpus_keeps_the_contract(transport, size, monkeypatc
 
 
 @pytest.mark.parametrize("layout", ["01", "0011"])
-@pytest.mark.usefixtures("arrays_on_gpus", "small_chunks")
-def test_gpus_of_several_hosts_keep_the_contract(layout):
+@pytest.mark.usefixtures("arrays_on_gpus")
+def test_gpus_of_several_hosts_keep_the_contract(layout, monkeypatch):
+    monkeypatch.setattr(staging, "CHUNK_BYTES", 1 << 17)  # the largest arrays are staged in ten chunks
     check_transport(partial(connect_gpus, hosts_of(layout, None)), [len(layout)])
