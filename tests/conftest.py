@@ -17,6 +17,7 @@ from ringcomm.transports.cuda import deferred_free, messages
 
 sys.path += folders()
 os.environ["RINGCOMM_TUNING"] = ""  # ignore this machine's tuning file
+os.environ["OMP_NUM_THREADS"] = "1"  # as ranks and tests share the cores, the threads of torch would wait in loops
 # As for most users; without its bytecode each process would compile ringcomm anew.
 for variable in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(variable, None)
@@ -37,6 +38,12 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: (slow[item.path], tests[item.path]), reverse=True)
 
 
+def pytest_collection_finish():
+    """Leave what is imported and collected out of garbage collections, of which each would take 0.3 s."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(params=harness.WORLDS)
 def world(request):
     """Where the ranks live: the argument `world` of harness.run."""
@@ -47,6 +54,14 @@ def world(request):
 def streams_as_on_a_gpu(monkeypatch):
     """Make calls return once they are launched."""
     monkeypatch.setattr(emulated.EmulatedDevice, "blocking", False)
+
+
+@pytest.fixture
+def no_peer_access(monkeypatch):
+    def refuse(*_):
+        raise OSError("peer access is not supported between these two devices")
+
+    monkeypatch.setattr(emulated.EmulatedDevice, "open", refuse)
 
 
 @pytest.fixture(scope="session", autouse=True)

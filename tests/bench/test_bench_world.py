@@ -80,7 +80,7 @@ def test_mpi_is_measured_beside_in_a_world_of_mpirun():
 def test_gloo_is_measured_beside_in_a_world_of_torchrun():
     pytest.importorskip("torch")
     command = [*TORCHRUN, "-m", "ringcomm", "bench", "all_reduce", *FEW]
-    status, out, err = finished(command, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+    status, out, err = finished(command, GLOO_SOCKET_IFNAME="lo")
     assert status == 0, err
     assert libraries(out) == {size: ["ringcomm", "gloo"] for size in SIZES}
     assert "started by torchrun" in out
@@ -91,7 +91,7 @@ def test_a_rank_that_waits_inside_gloo_does_not_hold_up_the_bench():
     bench = " ".join([*BENCH, "all_reduce", "-e", "4", "-n", "1", "--timeout", "6"])
     one_refuses = f"[ $RANK = 1 ] && export GLOO_SOCKET_IFNAME=absent; exec {bench}"
     command = [*TORCHRUN, "--no-python", "sh", "-c", one_refuses]
-    status, out, err = finished(command, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+    status, out, err = finished(command, GLOO_SOCKET_IFNAME="lo")
     assert status == 0, err
     assert libraries(out) == {"4": ["ringcomm"]}
     assert "ringcomm bench: gloo: rank " in err

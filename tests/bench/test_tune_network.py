@@ -1,14 +1,13 @@
 """`ringcomm tune --network`: the pairs of hosts that are measured, and what is kept for later jobs."""
 
 import json
-import subprocess
-import sys
 from itertools import cycle
 
 import pytest
 
 import harness
 import ringcomm
+from harness.jobs import run_job
 from harness.nodes import Job, finish
 from ringcomm.bench import tune_network
 from ringcomm.bench.tune_network import measure, pairs_by_kinds
@@ -152,9 +151,7 @@ print([main(options.split()) for options in {[*REFUSED]}])
 @pytest.mark.slow
 def test_ranks_of_one_host_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("RINGCOMM_TUNING", str(tmp_path / "tuning.json"))
-    (tmp_path / "refusals.py").write_text(REFUSALS)
-    command = [sys.executable, "-m", "ringcomm", "run", "-n", "2", "--", tmp_path / "refusals.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=harness.JOB, check=True)
+    done = run_job(tmp_path, 2, REFUSALS)
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] [2, 2, 2]" for rank in range(2)]
     said = done.stderr.splitlines()
     assert len(said) == len(REFUSED), "only rank 0 speaks"

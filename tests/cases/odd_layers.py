@@ -2,11 +2,11 @@
 
 from functools import partial
 
-import pytest
 import torch
 from torch import nn
 
 from cases.small_gpt import mine
+from harness import torch_world
 
 OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
@@ -16,7 +16,7 @@ OPTIMIZERS = {
     "adagrad": partial(torch.optim.Adagrad, lr=0.01),  # has states before its first step
 }
 sgd, adamw = OPTIMIZERS["sgd"], OPTIMIZERS["adamw"]
-stages = pytest.mark.parametrize("stage", [1, 2])
+stages = torch_world.each("stage", [1, 2])
 
 
 class Odd(nn.Module):
@@ -42,6 +42,15 @@ def rows(step, dtype=torch.float64):
 
 def loss_of(model, step, axis, dtype=torch.float64, some=False):
     return model(mine(rows(step, dtype), axis), some).float().square().mean()
+
+
+def trained(zero, model, steps):
+    """Take some steps; return the parameters."""
+    for step in steps:
+        loss_of(model, step, zero.dp).backward()
+        zero.finish_grad_sync()
+        zero.step()
+    return [parameter.tolist() for parameter in model.parameters()]
 
 
 def same(model, expected):

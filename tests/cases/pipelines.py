@@ -6,6 +6,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import nn
 
+from harness import torch_world
 from ringcomm.parallel import DataParallel, Grid, Pipeline, gpt_loss, gpt_stages, gpt_tied_weights
 from ringcomm.pipelining.schedule import make_schedule
 
@@ -13,6 +14,11 @@ WIDTH, ROWS = 6, 2  # rows of a micro-batch
 MICRO_BATCHES = 8
 SHAPES = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3)]
 schedules = pytest.mark.parametrize(("name", "chunks"), SHAPES)
+
+
+def with_each(fn, shapes, *arguments):
+    """Call `fn(name, chunks, *arguments)` for each of these schedules."""
+    torch_world.each("name, chunks", shapes)(fn)(*arguments)
 
 
 class Residual(nn.Module):

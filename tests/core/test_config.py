@@ -2,11 +2,8 @@
 
 import dataclasses
 import logging
-import os
 import pickle
 import re
-import subprocess
-import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +13,7 @@ import pytest
 
 import harness
 import ringcomm
+from harness.jobs import run_job
 from ringcomm import ArgumentError, Config
 from ringcomm.bootstrap.store import HashStore
 from ringcomm.config import LAUNCHER, PREFIX, start_logging
@@ -259,11 +257,6 @@ def test_an_open_communicator_keeps_its_kernels():
 
 @pytest.mark.slow
 def test_every_rank_refuses_a_wrong_setting(tmp_path):
-    program = tmp_path / "job.py"
-    program.write_text(
-        "import ringcomm\ntry:\n    ringcomm.init(timeout=60)\nexcept Exception as error:\n    print(error)"
-    )
-    command = [sys.executable, "-m", "ringcomm", "run", "-n", "3", str(program)]
-    environment = os.environ | {"RINGCOMM_ALGORITHM": "rign"}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=30)
+    text = "import ringcomm\ntry:\n    ringcomm.init(timeout=60)\nexcept Exception as error:\n    print(error)"
+    run = run_job(tmp_path, 3, text, RINGCOMM_ALGORITHM="rign")
     assert run.stdout.count("unknown algorithm 'rign'; did you mean 'ring'?") == 3

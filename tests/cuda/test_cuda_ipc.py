@@ -56,14 +56,6 @@ def test_collectives_of_processes_are_exact(size):
     harness.run(check_cases, size, pairwise(EXACT[0], seed=10 + size), world="processes")
 
 
-@pytest.fixture
-def no_peer_access(monkeypatch):
-    def refuse(*_):
-        raise OSError("peer access is not supported between these two devices")
-
-    monkeypatch.setattr(emulated.EmulatedDevice, "open", refuse)
-
-
 @pytest.mark.parametrize("axes", EXACT, ids=["sum", "max"])
 @pytest.mark.usefixtures("no_peer_access")
 def test_devices_without_peer_access_use_host_memory(axes, caplog):

@@ -56,6 +56,24 @@ def until_waiting(comm, rank):
     until(waits, f"rank {rank} in a call")
 
 
+def until_waiting_longest(comm, awaited):
+    """Return when each rank in `awaited` has waited for the rank there, longer than for all others before in its call.
+
+    However slowly these were woken: the time until it was first seen to wait for that rank is the most they took.
+    """
+    seen = {}
+
+    def longest():
+        lines = lines_of(comm._transport.report(1))
+        for rank, other in awaited.items():
+            found = re.search(rf"running for (\S+) s, waits for rank {other}\b", lines[rank])
+            if not found or float(found[1]) <= 2 * seen.setdefault(rank, float(found[1])):
+                return False
+        return True
+
+    until(longest, f"waits of ranks {[*awaited]}")
+
+
 def until_broken(comm):
     """Return the error that breaks the communicator."""
 

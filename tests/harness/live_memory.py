@@ -20,24 +20,27 @@ class LiveMemory(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.peak = 0
-        self._storages = weakref.WeakSet()
+        self._sizes = weakref.WeakKeyDictionary()  # of storages, when an operation last returned them
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented  # it calls operations on its local tensor, which come here
-        out = func(*args, **(kwargs or {}))
+        out, grown = func(*args, **(kwargs or {})), False
         for x in tree_leaves(out):
             if isinstance(x, torch.Tensor) and x.device.type != "meta":
-                self._storages.add(x.untyped_storage())
-        self.peak = max(self.peak, self.bytes)
+                storage = x.untyped_storage()
+                if self._sizes.get(storage) != storage.nbytes():
+                    self._sizes[storage], grown = storage.nbytes(), True
+        if grown:  # to count all after each operation would take longer than most operations
+            self.peak = max(self.peak, self.bytes)
         return out
 
     @property
     def bytes(self):
         """Bytes that are live now, except those in files."""
-        return sum(storage.nbytes() for storage in self._storages if storage.filename is None)
+        return sum(storage.nbytes() for storage in self._sizes if storage.filename is None)
 
     @property
     def file_bytes(self):
         """Bytes of files that are mapped now."""
-        return sum(storage.nbytes() for storage in self._storages if storage.filename is not None)
+        return sum(storage.nbytes() for storage in self._sizes if storage.filename is not None)

@@ -41,6 +41,34 @@ def on(*sizes, backends=("ringcomm",)):
     return test_of
 
 
+def each(names, values):
+    """Make a function of a rank run once for each of the values, in one group: below `on`, for short cases.
+
+    An error names the values. `names` is one name, or several with commas, as in pytest.mark.parametrize.
+    """
+    chosen = names.replace(",", " ").split()
+
+    def all_of(fn):
+        parameters = inspect.signature(fn).parameters
+        rest = [parameter for name, parameter in parameters.items() if name not in chosen]
+
+        @wraps(fn)
+        def every(*given, **named):
+            given = {parameter.name: value for parameter, value in zip(rest, given, strict=False)} | named
+            for value in values:
+                case = dict(zip(chosen, value if len(chosen) > 1 else [value], strict=True))
+                try:
+                    fn(**given, **case)
+                except BaseException as error:
+                    error.add_note(f"with {case}")
+                    raise
+
+        every.__signature__ = inspect.Signature(rest)
+        return every
+
+    return all_of
+
+
 def run(fn, size, *args, backend="ringcomm", timeout=pools.OPERATION):
     """Call `fn(*args)` on each rank, inside a default group, and return the results in rank order."""
     return pools.run(within, size, backend, timeout, fn, args)

@@ -63,7 +63,7 @@ def on_hosts(numbers, launcher, held):
 def start_on(hosts, numbers, launcher, *program, **options):
     """Start a job with so many ranks on each of the `hosts`; return its launchers."""
     options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **options}
-    env = {**os.environ, "RINGCOMM_JOB_SECRET": SECRET, "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "RINGCOMM_JOB_SECRET": SECRET}
     return [
         subprocess.Popen(
             [*host.enter, sys.executable, *LAUNCHERS[launcher](len(numbers), node, number), *map(str, program)],

@@ -2,8 +2,6 @@
 
 import gc
 import os
-import subprocess
-import sys
 import traceback
 
 import numpy as np
@@ -11,6 +9,7 @@ import pytest
 
 import harness
 from harness.failures import check_usable, raised
+from harness.jobs import run_job
 from ringcomm import ArgumentError, launch
 
 
@@ -142,11 +141,7 @@ print("done", comm.rank, flush=True)
 def test_children_that_exit_normally_do_not_disturb_the_ranks(how, refusals, tmp_path):
     if how == "loader":
         pytest.importorskip("torch")
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    command = [sys.executable, "-P", "-m", "ringcomm", "run", "--bind=none", "-n", "2", str(program), how]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=harness.JOB)
-    assert ended.returncode == 0, ended.stderr
+    ended = run_job(tmp_path, 2, PROGRAM, how, options=("--bind=none",))
     assert ended.stderr == ""
     for rank in range(2):
         lines = [line for line in ended.stdout.splitlines() if line.startswith(f"[{rank}]")]

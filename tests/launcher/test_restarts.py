@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.jobs import run_job
+
 pytestmark = pytest.mark.slow
 
 PROGRAM = """
@@ -35,19 +37,15 @@ print(json.dumps([rank, restarts, comm.rank, comm.size, len(sizes), sizes[-1]]))
 """
 
 
-def restarted(tmp_path, text, respawn, *arguments, ranks=3):
+def restarted(tmp_path, text, respawn, *arguments, ranks=3, status=0):
     """Run a program under `ringcomm run --respawn`."""
-    (tmp_path / "program.py").write_text(text)
-    command = [sys.executable, "-m", "ringcomm", "run", "-n", str(ranks), "--respawn", str(respawn)]
-    command += [str(tmp_path / "program.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return run_job(tmp_path, ranks, text, *arguments, options=("--respawn", str(respawn)), status=status)
 
 
 def run(tmp_path, kills, respawn, wait=10.0):
     """Return what each rank printed, by rank; and what the launcher wrote."""
     ended = restarted(tmp_path, PROGRAM, respawn, json.dumps(kills), wait)
     lines = [json.loads(line.partition(" ")[2]) for line in ended.stdout.splitlines()]
-    assert ended.returncode == 0, ended.stderr
     return {rank: rest for rank, *rest in lines}, ended.stderr
 
 
@@ -81,7 +79,6 @@ def test_a_rank_that_comes_back_when_the_job_is_over_says_so_in_one_line(tmp_pat
     text += "comm = ringcomm.init()\nif comm.rank == 1: os.kill(os.getpid(), 9)\n"
     text += "while not os.path.exists(path): time.sleep(0.01)\n"
     ended = restarted(tmp_path, text, 3, ranks=2)
-    assert ended.returncode == 0
     assert ended.stderr.splitlines() == [
         "ringcomm run: rank 1 was killed by SIGKILL; restarted (1 of 3)",
         "ringcomm run: rank 1 was restarted, but no rank is left that it could join",
@@ -90,8 +87,7 @@ def test_a_rank_that_comes_back_when_the_job_is_over_says_so_in_one_line(tmp_pat
 
 def test_the_death_of_the_last_connected_rank_ends_the_job_and_is_the_reason(tmp_path):
     text = DIES + "comm = ringcomm.init()\nif comm.rank == 0: time.sleep(1)\nos.kill(os.getpid(), 9)\n"
-    ended = restarted(tmp_path, text, 3, ranks=2)
-    assert ended.returncode == 128 + 9
+    ended = restarted(tmp_path, text, 3, ranks=2, status=128 + 9)
     assert ended.stderr.splitlines() == [
         "ringcomm run: rank 1 was killed by SIGKILL; restarted (1 of 3)",
         "ringcomm run: rank 0 was killed by SIGKILL, and no rank is left that could continue",
@@ -117,7 +113,6 @@ def test_a_rank_that_dies_before_it_has_joined_is_started_again_after_a_pause(tm
     text += "if again: os._exit(7)\ncomm = ringcomm.init()\nif comm.rank == 1: os.kill(os.getpid(), 9)\n"
     text += "while len(open('starts').readlines()) < 5: time.sleep(0.1)\n"
     ended = restarted(tmp_path, f"import os; os.chdir({str(tmp_path)!r})\n{text}", 100, ranks=2)
-    assert ended.returncode == 0
     early = "ringcomm run: rank 1 exited with status 7 before it had joined; restarted in {} s ({} of 100)"
     lines = ended.stderr.splitlines()
     assert lines[:3] == [
@@ -143,8 +138,7 @@ def test_a_rank_is_not_started_again_once_the_job_is_over(tmp_path):
 
 
 def test_ranks_that_fail_before_they_are_connected_end_the_job(tmp_path):
-    ended = restarted(tmp_path, "import ringcomm\nringcomm.init().close()\n1 / 0\n", 1000, ranks=2)
-    assert ended.returncode == 1
+    ended = restarted(tmp_path, "import ringcomm\nringcomm.init().close()\n1 / 0\n", 1000, ranks=2, status=1)
     assert "exited with status 1" in ended.stderr
     assert "restarted" not in ended.stderr
 
@@ -182,7 +176,6 @@ def test_a_rank_that_no_other_takes_in_says_so_in_one_line(tmp_path):
     text += "comm = ringcomm.init(timeout=0.3 if again else 20)\nif comm.rank == 1: os.kill(os.getpid(), 9)\n"
     text += "while not os.path.exists(path): time.sleep(0.01)\nos._exit(0)\n"
     ended = restarted(tmp_path, text, 1, ranks=2)
-    assert ended.returncode == 0
     assert ended.stderr.splitlines()[:2] == [
         "ringcomm run: rank 1 was killed by SIGKILL; restarted (1 of 1)",
         "[1] ringcomm: rank 1 ends: no rank has called grow within 0.3 s",
@@ -222,13 +215,12 @@ print(rank, restarts, errors)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_dies_while_it_joins_leaves_the_communicator_usable(victim, tmp_path):
     ended = restarted(tmp_path, JOINS, 3, victim)
-    assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.splitlines()) == [
         f"[{rank}] {rank} 2 []" if rank == victim else f"[{rank}] {rank} 0 [{victim}]" for rank in range(3)
     ]
 
 
-@pytest.mark.parametrize("kills", [12, pytest.param(1000, marks=[pytest.mark.exhaustive, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("kills", [8, pytest.param(1000, marks=[pytest.mark.exhaustive, pytest.mark.timeout(3600)])])
 def test_random_kills_lose_nothing(kills, tmp_path):
     program = Path(__file__).with_name("mortal.py")
     command = [sys.executable, "-m", "ringcomm", "run", "-n", "4", "--respawn", str(kills), str(program)]
@@ -241,23 +233,20 @@ def test_random_kills_lose_nothing(kills, tmp_path):
 
 
 def test_a_forked_child_does_not_hold_the_place_of_a_dead_rank(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import os, time, ringcomm\n"
-        "comm = ringcomm.init(timeout=20)\n"
-        "if comm.rank == 1 and os.environ['RINGCOMM_RESTARTS'] == '0':\n"
-        "    if os.fork() == 0:\n"
-        "        time.sleep(60)\n"
-        "    os._exit(3)\n"
-        "try:\n"
-        "    while comm.size == 2 and os.environ['RINGCOMM_RESTARTS'] == '0':\n"
-        "        comm.barrier()\n"
-        "except ringcomm.RingcommError:\n"
-        "    comm = comm.shrink().grow(timeout=20)\n"
-        "comm.barrier()\n"
-        "print('size', comm.size, flush=True)\n"
-    )
-    command = [sys.executable, "-m", "ringcomm", "run", "-n", "2", "--respawn", "1", str(program)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 0, ended.stderr
+    text = """
+        import os, time, ringcomm
+        comm = ringcomm.init(timeout=20)
+        if comm.rank == 1 and os.environ['RINGCOMM_RESTARTS'] == '0':
+            if os.fork() == 0:
+                time.sleep(60)
+            os._exit(3)
+        try:
+            while comm.size == 2 and os.environ['RINGCOMM_RESTARTS'] == '0':
+                comm.barrier()
+        except ringcomm.RingcommError:
+            comm = comm.shrink().grow(timeout=20)
+        comm.barrier()
+        print('size', comm.size, flush=True)
+        """
+    ended = restarted(tmp_path, text, 1, ranks=2)
     assert sorted(ended.stdout.splitlines()) == ["[0] size 2", "[1] size 2"], ended.stderr

@@ -248,7 +248,7 @@ def test_respawn_is_for_all_nodes_or_none(job):
         assert "--respawn: expected it on all nodes or on none, got it, but not on node 1" in err
 
 
-@pytest.mark.parametrize("kills", [12, pytest.param(400, marks=[pytest.mark.exhaustive, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("kills", [8, pytest.param(400, marks=[pytest.mark.exhaustive, pytest.mark.timeout(3600)])])
 def test_random_kills_lose_nothing(job, kills, tmp_path):
     program = Path(__file__).with_name("mortal.py")
     launchers = start(job, str(program), kills, str(kills), "1", str(tmp_path))

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from harness.jobs import run_job
 from ringcomm import RingcommError
 from ringcomm.machine import descriptors
 
@@ -69,11 +70,7 @@ except ringcomm.RingcommError as error:
 
 @pytest.mark.slow
 def test_the_ranks_that_have_joined_are_told_that_rank_0_is_out_of_descriptors(tmp_path):
-    program = tmp_path / "job.py"
-    program.write_text(JOB)
-    command = [sys.executable, "-m", "ringcomm", "run", "-n", "8", str(program)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=25)
-    assert run.returncode == 1
+    run = run_job(tmp_path, 8, JOB, status=1)
     assert "rank 0: rank 0 has no file descriptor left to " in run.stdout
     for line in run.stdout.splitlines():
         assert "RLIMIT_NOFILE" in line

@@ -1,12 +1,16 @@
 """Programs of mpi4py, run on ringcomm and on Open MPI, and what they print."""
 
+import io
 import re
 import subprocess
 import sys
+import textwrap
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import harness
 from harness import mpi_world
+from ringcomm.launcher.run import MPI4PY
 
 FOLDER = Path(__file__).parent
 RINGCOMM = [sys.executable, "-m", "ringcomm", "run", "--mpi4py", "-n"]
@@ -50,6 +54,27 @@ def on_open_mpi(size, *arguments):
 
 def run_on_ringcomm(size, *arguments):
     return subprocess.run([*RINGCOMM, str(size), *arguments], capture_output=True, text=True, timeout=DEADLINE)
+
+
+def run_in_world(size, text):
+    """Run a program on ranks that serve many tests, which it leaves usable; return what it prints on ringcomm."""
+    printed = harness.run(execute, size, textwrap.dedent(text), settings=(("PYTHONPATH", str(MPI4PY)),))
+    return "".join(f"[{rank}] {line}" for rank, text in enumerate(printed) for line in text.splitlines(keepends=True))
+
+
+def execute(_, text):
+    if str(MPI4PY) not in sys.path:
+        sys.path.insert(0, str(MPI4PY))
+        import mpi4py
+
+        mpi4py.rc.finalize = False  # when these ranks end
+    from mpi4py import MPI
+
+    handler = MPI.COMM_WORLD.Get_errhandler()
+    with redirect_stdout(io.StringIO()) as printed:
+        exec(compile(text, "program", "exec"), {"__name__": "__main__"})
+    MPI.COMM_WORLD.Set_errhandler(handler)
+    return printed.getvalue()
 
 
 def run_on_open_mpi(size, *arguments, **variables):

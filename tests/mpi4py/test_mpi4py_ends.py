@@ -3,11 +3,12 @@
 import re
 
 import pytest
+from mpi_programs import run_in_world
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_message_to_a_rank_that_has_freed_the_communicator_harms_nobody(run_program):
+def test_a_message_to_a_rank_that_has_freed_the_communicator_harms_nobody():
     """A pool that says goodbye twice, while another worker has yet to read its messages."""
     text = """
         from mpi4py import MPI
@@ -28,7 +29,7 @@ def test_a_message_to_a_rank_that_has_freed_the_communicator_harms_nobody(run_pr
             world.recv(source=0)
             print(comm.recv(source=0), comm.recv(source=0))
         """
-    assert run_program(3, text).stdout == "[2] work stop\n"
+    assert run_in_world(3, text) == "[2] work stop\n"
 
 
 def test_a_message_to_a_rank_that_is_at_its_end_harms_nobody(run_program):
@@ -159,7 +160,7 @@ def test_a_wait_for_a_message_of_a_rank_in_finalize_fails(run_program, call, tex
     assert (any_source if "any)" in text else "rank 1 closed the communicator while rank 0 needed it for") in error
 
 
-def test_ranks_free_their_communicators_in_different_orders(run_program):
+def test_ranks_free_their_communicators_in_different_orders():
     text = """
         from mpi4py import MPI
 
@@ -169,10 +170,10 @@ def test_ranks_free_their_communicators_in_different_orders(run_program):
             each.Free()
         print(one == two == MPI.COMM_NULL, comm.allreduce(1))
         """
-    assert sorted(run_program(2, text).stdout.splitlines()) == ["[0] True 2", "[1] True 2"]
+    assert sorted(run_in_world(2, text).splitlines()) == ["[0] True 2", "[1] True 2"]
 
 
-def test_requests_outlive_the_communicator(run_program):
+def test_requests_outlive_the_communicator():
     text = """
         import numpy as np
         from mpi4py import MPI
@@ -189,10 +190,10 @@ def test_requests_outlive_the_communicator(run_program):
         MPI.Request.Waitall(requests)
         print(received.min(), received.max())
         """
-    assert sorted(run_program(2, text).stdout.splitlines()) == ["[0] 1 1", "[1] 0 0"]
+    assert sorted(run_in_world(2, text).splitlines()) == ["[0] 1 1", "[1] 0 0"]
 
 
-def test_a_communicator_that_all_have_freed_holds_nothing(run_program):
+def test_a_communicator_that_all_have_freed_holds_nothing():
     text = """
         import gc, os, time
         from mpi4py import MPI
@@ -209,7 +210,7 @@ def test_a_communicator_that_all_have_freed_holds_nothing(run_program):
             time.sleep(0.01)
         print(*(now <= then for now, then in zip(held(), before)))
         """
-    assert sorted(run_program(2, text).stdout.splitlines()) == ["[0] True True", "[1] True True"]
+    assert sorted(run_in_world(2, text).splitlines()) == ["[0] True True", "[1] True True"]
 
 
 def test_a_rank_that_waits_in_finalize_says_for_whom(run_program):

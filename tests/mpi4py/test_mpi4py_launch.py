@@ -1,35 +1,14 @@
 """`ringcomm run --mpi4py`: the name mpi4py leads to ringcomm.mpi4py, and programs end as under mpi4py.run."""
 
-import os
 import re
 import subprocess
 import sys
 import textwrap
 
 import pytest
-from mpi_programs import run_on_open_mpi
+from mpi_programs import run_on_open_mpi, run_on_ringcomm
 
 pytestmark = pytest.mark.slow
-
-RUN = [sys.executable, "-m", "ringcomm", "run", "-n"]
-
-
-@pytest.fixture
-def script(tmp_path):
-    """Return a function that writes a program and returns its path."""
-
-    def write(text):
-        path = tmp_path / "script.py"
-        path.write_text(textwrap.dedent(text))
-        return str(path)
-
-    return write
-
-
-def run(size, *arguments, **options):
-    return subprocess.run(
-        [*RUN, str(size), "--mpi4py", *arguments], capture_output=True, text=True, timeout=50, **options
-    )
 
 
 def lines(done):
@@ -56,14 +35,14 @@ ONE_OBJECT = """
     """
 
 
-def test_every_module_is_one_object_under_both_names(script):
+def test_every_module_is_one_object_under_both_names(run_program):
     from ringcomm import __version__
 
     shown = f"4.1.2+ringcomm{__version__} 2"
-    assert lines(run(2, script(ONE_OBJECT))) == [f"[0] {shown}", f"[1] {shown}"]
+    assert lines(run_program(2, ONE_OBJECT)) == [f"[0] {shown}", f"[1] {shown}"]
 
 
-def test_children_of_ranks_find_it_too_before_an_installed_one(script, tmp_path):
+def test_children_of_ranks_find_it_too_before_an_installed_one(run_program, tmp_path):
     """The folder of another mpi4py, further behind on the path."""
     other = tmp_path / "other" / "mpi4py"
     other.mkdir(parents=True)
@@ -75,20 +54,17 @@ def test_children_of_ranks_find_it_too_before_an_installed_one(script, tmp_path)
             subprocess.run([sys.executable, __file__, "child"], check=True)
         print(mpi4py.__version__.partition("+")[2].rstrip(".0123456789"))
         """
-    done = run(1, sys.executable, script(text), env={**os.environ, "PYTHONPATH": str(other.parent)})
+    done = run_program(1, text, sys.executable, PYTHONPATH=str(other.parent))
     assert lines(done) == ["[0] ringcomm", "[0] ringcomm"]
 
 
-def test_without_the_option_the_name_is_free(script):
-    text = """
-        import sys
-        print(any("shim" in folder for folder in sys.path))
-        """
-    done = subprocess.run([*RUN, "1", script(text)], capture_output=True, text=True, timeout=50)
-    assert lines(done) == ["[0] False"]
+def test_without_the_option_the_name_is_free(tmp_path):
+    (tmp_path / "program.py").write_text("import sys\nprint(any('shim' in folder for folder in sys.path))")
+    command = [sys.executable, "-m", "ringcomm", "run", "-n", "1", tmp_path / "program.py"]
+    assert lines(subprocess.run(command, capture_output=True, text=True, timeout=50)) == ["[0] False"]
 
 
-def test_an_option_that_mpi4py_does_not_have_is_refused_with_the_nearest_name(script):
+def test_an_option_that_mpi4py_does_not_have_is_refused_with_the_nearest_name(run_program):
     text = """
         from mpi4py import rc
         for change in (lambda: setattr(rc, "thread_levl", "single"), lambda: rc(threads=False, finalizes=True)):
@@ -98,7 +74,7 @@ def test_an_option_that_mpi4py_does_not_have_is_refused_with_the_nearest_name(sc
                 print(error)
         print(rc.threads)
         """
-    assert lines(run(1, script(text))) == [
+    assert lines(run_program(1, text)) == [
         "[0] True",
         "[0] unknown option of mpi4py.rc 'finalizes'; did you mean 'finalize'?",
         "[0] unknown option of mpi4py.rc 'thread_levl'; did you mean 'thread_level'?",
@@ -131,8 +107,10 @@ OPTIONS = """
 
 
 @pytest.mark.parametrize("of", ["ringcomm", pytest.param("Open MPI", marks=pytest.mark.mpi)])
-def test_variables_have_precedence_over_the_options_of_the_program(script, of):
-    done = run(3, script(OPTIONS)) if of == "ringcomm" else run_on_open_mpi(3, script(OPTIONS))
+def test_variables_have_precedence_over_the_options_of_the_program(tmp_path, of):
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(OPTIONS))
+    done = (run_on_ringcomm if of == "ringcomm" else run_on_open_mpi)(3, str(path))
     assert sorted(re.sub(r"^\[\d\] ", "", line) for line in done.stdout.splitlines()) == [
         "0; True; True; 0; True",
         "1; False; False; 3; True",
@@ -141,11 +119,14 @@ def test_variables_have_precedence_over_the_options_of_the_program(script, of):
     ], done.stderr
 
 
-def test_a_program_runs_as_a_script_a_module_and_code(script):
-    text = script("import sys; print(__name__, sys.argv[1:])")
-    assert lines(run(1, "-m", "mpi4py", "-rc", "threads=False", text, "-m", "x")) == ["[0] __main__ ['-m', 'x']"]
-    assert lines(run(1, "-m", "mpi4py", "-c", "import sys; print(sys.argv)", "y")) == ["[0] ['-c', 'y']"]
-    assert lines(run(1, "-m", "mpi4py", "-m", "timeit", "-n", "1", "-r", "1", "pass"))[0].startswith("[0] 1 loop")
+def test_a_program_runs_as_a_script_a_module_and_code(tmp_path):
+    (tmp_path / "program.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    script = "-rc", "threads=False", str(tmp_path / "program.py"), "-m", "x"
+    assert lines(run_on_ringcomm(1, "-m", "mpi4py", *script)) == ["[0] __main__ ['-m', 'x']"]
+    assert lines(run_on_ringcomm(1, "-m", "mpi4py", "-c", "import sys; print(sys.argv)", "y")) == ["[0] ['-c', 'y']"]
+    assert lines(run_on_ringcomm(1, "-m", "mpi4py", "-m", "timeit", "-n", "1", "-r", "1", "pass"))[0].startswith(
+        "[0] 1 loop"
+    )
 
 
 FAILING = """
@@ -166,16 +147,15 @@ ENDS = {"raise KeyError('a word')": 1, "sys.exit(7)": 7, "sys.exit('a word')": 1
 
 
 @pytest.mark.parametrize(("failure", "status"), ENDS.items())
-def test_a_rank_that_fails_under_mpi4py_run_aborts_the_others(script, failure, status):
-    done = run(2, "-m", "mpi4py.run", script(FAILING.format(failure=failure)))
-    assert done.returncode == status, done.stderr
+def test_a_rank_that_fails_under_mpi4py_run_aborts_the_others(run_program, failure, status):
+    done = run_program(2, FAILING.format(failure=failure), "-m", "mpi4py.run", status=status)
     assert "rank 1" in done.stdout
     assert ("a word" in done.stderr) == ("a word" in failure)
 
 
-def test_a_program_that_exits_with_status_0_ends_without_an_abort(script):
+def test_a_program_that_exits_with_status_0_ends_without_an_abort(run_program):
     text = "import sys\nfrom mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\nsys.exit(0)"
-    assert lines(run(2, "-m", "mpi4py.run", script(text))) == []
+    assert lines(run_program(2, text, "-m", "mpi4py.run")) == []
 
 
 BENCHMARKS = {
@@ -186,15 +166,15 @@ BENCHMARKS = {
 
 @pytest.mark.parametrize(("command", "shown"), BENCHMARKS.items())
 def test_the_benchmarks_of_mpi4py_run(command, shown):
-    assert shown in "".join(lines(run(2, "-m", "mpi4py.bench", *command.split())))
+    assert shown in "".join(lines(run_on_ringcomm(2, "-m", "mpi4py.bench", *command.split())))
 
 
 def test_the_benchmark_of_pools_runs():
-    done = run(2, "-m", "mpi4py.futures", "-m", "mpi4py.bench", "futures", "-t", "1", "-l", "1", "-n", "1")
+    done = run_on_ringcomm(2, "-m", "mpi4py.futures", "-m", "mpi4py.bench", "futures", "-t", "1", "-l", "1", "-n", "1")
     assert "MPIPoolExecutor - 1 workers" in "".join(lines(done))
 
 
-def test_without_an_installed_mpi4py_its_modules_are_named(script):
+def test_without_an_installed_mpi4py_its_modules_are_named(run_program):
     text = """
         import mpi4py
 
@@ -205,6 +185,6 @@ def test_without_an_installed_mpi4py_its_modules_are_named(script):
             except ImportError as error:
                 print(error)
         """
-    texts = lines(run(1, script(text)))
+    texts = lines(run_program(1, text))
     assert [each.split("'")[1] for each in texts] == ["mpi4py.bench", "mpi4py.typing", "mpi4py.util"]
     assert all(each.endswith("pip install mpi4py") for each in texts)

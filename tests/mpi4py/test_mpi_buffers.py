@@ -1,14 +1,12 @@
 """The buffers of ringcomm.mpi4py, in one process: what a specification means, and which memory is read and written."""
 
 import ctypes
-import subprocess
-import sys
 from array import array
 
 import numpy as np
 import pytest
+from mpi_programs import run_in_world
 
-import harness
 from ringcomm.devices import emulated
 from ringcomm.mpi4py.base import errors
 from ringcomm.mpi4py.base.constants import BOTTOM, BottomType
@@ -327,12 +325,8 @@ assert y.tolist() == [10 * i + rank for i in range(size)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3])
-def test_messages_and_collectives_reach_memory_by_its_address(size, tmp_path):
-    program = tmp_path / "by_address.py"
-    program.write_text(BY_ADDRESS)
-    command = [sys.executable, "-m", "ringcomm", "run", "--mpi4py", "-n", str(size), str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=harness.OPERATION)
-    assert done.returncode == 0, done.stderr
+def test_messages_and_collectives_reach_memory_by_its_address(size, run_program):
+    run_program(size, BY_ADDRESS)
 
 
 # --- Elements beside the array ----------------------------------------------------------------------------------------
@@ -360,12 +354,12 @@ BESIDE = """
     """
 
 
-def test_elements_beside_the_array_must_lie_in_the_object_of_which_it_is_a_part(run_program):
+def test_elements_beside_the_array_must_lie_in_the_object_of_which_it_is_a_part():
     refused = ["beyond the matrix Exception", "no part of anything Exception", "read-only BufferError"]
-    assert run_program(1, BESIDE).stdout.splitlines() == [f"[0] {line}" for line in (*refused, "0.0 1")]
+    assert run_in_world(1, BESIDE).splitlines() == [f"[0] {line}" for line in (*refused, "0.0 1")]
 
 
-def test_an_empty_array_takes_part_in_alltoallw_with_any_type(run_program):
+def test_an_empty_array_takes_part_in_alltoallw_with_any_type():
     text = """
         import numpy as np
         from mpi4py import MPI
@@ -376,7 +370,7 @@ def test_an_empty_array_takes_part_in_alltoallw_with_any_type(run_program):
         comm.Alltoallw([empty, types], [empty, types])
         print(comm.allreduce(1))
         """
-    assert sorted(run_program(2, text).stdout.splitlines()) == ["[0] 2", "[1] 2"]
+    assert sorted(run_in_world(2, text).splitlines()) == ["[0] 2", "[1] 2"]
 
 
 @pytest.mark.exhaustive

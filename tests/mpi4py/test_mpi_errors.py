@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from mpi_programs import run_in_world
 
 pytestmark = pytest.mark.slow
 
@@ -79,8 +80,8 @@ REFUSED = """
     """
 
 
-def test_the_error_handler_of_a_communicator_is_asked_once_about_each_refused_call(run_program):
-    assert run_program(1, REFUSED).stdout == "[0] 1\n"
+def test_the_error_handler_of_a_communicator_is_asked_once_about_each_refused_call():
+    assert run_in_world(1, REFUSED) == "[0] 1\n"
 
 
 WITHOUT_COMMUNICATOR = """
@@ -108,11 +109,11 @@ WITHOUT_COMMUNICATOR = """
     """
 
 
-def test_every_refusal_says_why(run_program):
-    assert run_program(1, WITHOUT_COMMUNICATOR).stdout == ""
+def test_every_refusal_says_why():
+    assert run_in_world(1, WITHOUT_COMMUNICATOR) == ""
 
 
-def test_a_user_defined_handler_hears_of_errors_of_the_library_and_of_requests(run_program):
+def test_a_user_defined_handler_hears_of_errors_of_the_library_and_of_requests():
     text = """
         import numpy as np
         from mpi4py import MPI
@@ -132,7 +133,7 @@ def test_a_user_defined_handler_hears_of_errors_of_the_library_and_of_requests(r
                 codes.clear()
         comm.Barrier()
         """
-    assert run_program(2, text).stdout.splitlines() == ["[1] True True"] * 2
+    assert run_in_world(2, text).splitlines() == ["[1] True True"] * 2
 
 
 @pytest.mark.parametrize(

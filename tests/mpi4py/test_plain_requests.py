@@ -3,6 +3,7 @@
 import textwrap
 
 import pytest
+from mpi_programs import run_in_world
 
 from ringcomm.transports.requests import PendingOperation, RequestHandle, RequestMaker
 
@@ -28,7 +29,7 @@ operations._ended = Ended()
 """
 
 
-def test_the_array_of_a_dropped_request_lives_until_the_transfer_is_done(run_program):
+def test_the_array_of_a_dropped_request_lives_until_the_transfer_is_done():
     text = """
         import time, weakref
         import numpy as np
@@ -60,13 +61,13 @@ def test_the_array_of_a_dropped_request_lives_until_the_transfer_is_done(run_pro
         comm.Recv(np.zeros(1 << 20), peer, 3)
         print(released(receive), released(persistent), released(send))
         """
-    lines = run_program(2, text).stdout.splitlines()
+    lines = run_in_world(2, text).splitlines()
     assert sorted(lines) == sorted(
         f"[{rank}] {text}" for rank in (0, 1) for text in ("True True", "True", "True True True")
     )
 
 
-def test_a_request_in_a_cycle_with_its_operation_is_collected(run_program):
+def test_a_request_in_a_cycle_with_its_operation_is_collected():
     text = """
         import gc, weakref
         import numpy as np
@@ -79,7 +80,7 @@ def test_a_request_in_a_cycle_with_its_operation_is_collected(run_program):
         gc.collect()
         print(known())
         """
-    assert run_program(1, text).stdout.splitlines() == ["[0] None"]
+    assert run_in_world(1, text).splitlines() == ["[0] None"]
 
 
 def test_a_request_maker_refuses_types_of_another_layout():
@@ -89,7 +90,7 @@ def test_a_request_maker_refuses_types_of_another_layout():
         RequestMaker(None, RequestHandle, RequestHandle)
 
 
-def test_a_failure_in_the_middle_of_a_waitall_leaves_no_request_and_is_heard_once(run_program):
+def test_a_failure_in_the_middle_of_a_waitall_leaves_no_request_and_is_heard_once():
     text = """
         import numpy as np
         from mpi4py import MPI
@@ -116,7 +117,7 @@ def test_a_failure_in_the_middle_of_a_waitall_leaves_no_request_and_is_heard_onc
                     print(error.Get_error_class() == MPI.ERR_TRUNCATE)
             print(len(heard))
         """
-    assert run_program(2, text).stdout.splitlines() == [
+    assert run_in_world(2, text).splitlines() == [
         "[1] True [False, False, False]",
         "[1] [[1.0, 0.0], [3.0, 3.0]] True",
         *("[1] True", "[1] True", "[1] 1"),
@@ -157,7 +158,7 @@ def test_a_request_whose_wait_a_signal_has_interrupted_tells_an_error_of_mpi(run
     assert run_program(2, text).stdout.splitlines() == ["[0] KeyboardInterrupt", "[0] Exception", "[0] Exception"]
 
 
-def test_what_is_no_request_is_refused(run_program):
+def test_what_is_no_request_is_refused():
     text = """
         import numpy as np
         from mpi4py import MPI
@@ -177,7 +178,7 @@ def test_what_is_no_request_is_refused(run_program):
         comm.Send(np.ones(1), 0)
         print(request.Wait())
         """
-    assert run_program(1, text).stdout.splitlines() == ["[0] True"]
+    assert run_in_world(1, text).splitlines() == ["[0] True"]
 
 
 def test_waitany_and_waitsome_tell_failures_and_leave_the_other_requests(run_program):
@@ -231,7 +232,7 @@ def test_waitany_ends_when_a_rank_dies_and_when_the_program_completes_an_operati
     assert done.stdout.splitlines() == ["[1] 3", "[1] True"]
 
 
-def test_persistent_requests_refuse_a_second_start_and_can_be_started_after_a_failure(run_program):
+def test_persistent_requests_refuse_a_second_start_and_can_be_started_after_a_failure():
     text = """
         import numpy as np
         from mpi4py import MPI
@@ -272,13 +273,13 @@ def test_persistent_requests_refuse_a_second_start_and_can_be_started_after_a_fa
         for call in (twice.Start, lambda: MPI.Prequest.Startall([twice])):
             print(refused(call) == MPI.ERR_REQUEST)
         """
-    lines = run_program(2, text).stdout.splitlines()
+    lines = run_in_world(2, text).splitlines()
     expected = ["True"] * 6 + ["True True"] * 4 + ["True", "True"]
     for rank in (0, 1):
         assert [line[4:] for line in lines if line.startswith(f"[{rank}]")] == expected
 
 
-def test_cancelled_receives_complete_without_a_message(run_program):
+def test_cancelled_receives_complete_without_a_message():
     text = """
         import numpy as np
         from mpi4py import MPI
@@ -295,12 +296,12 @@ def test_cancelled_receives_complete_without_a_message(run_program):
         print(MPI.Request.Waitall([*receives, persistent]), [bool(each) for each in [*receives, persistent]])
         print(persistent.Test(status), status.Is_cancelled())
         """
-    assert run_program(1, text).stdout.splitlines() == [
+    assert run_in_world(1, text).splitlines() == [
         *("[0] True True 0", "[0] True [False, False, False, True]", "[0] True False"),
     ]
 
 
-def test_several_threads_wait_for_one_request(run_program):
+def test_several_threads_wait_for_one_request():
     text = """
         import threading
         import numpy as np
@@ -321,10 +322,10 @@ def test_several_threads_wait_for_one_request(run_program):
             assert ended == [True] * 4 and not any(copies) and x[0] == number
         print("done")
         """
-    assert sorted(run_program(2, text).stdout.splitlines()) == ["[0] done", "[1] done"]
+    assert sorted(run_in_world(2, text).splitlines()) == ["[0] done", "[1] done"]
 
 
-def test_nonblocking_collectives_of_plain_arrays_meet_those_of_others(run_program):
+def test_nonblocking_collectives_of_plain_arrays_meet_those_of_others():
     text = """
         import numpy as np
         from mpi4py import MPI
@@ -360,7 +361,7 @@ def test_nonblocking_collectives_of_plain_arrays_meet_those_of_others(run_progra
             except MPI.Exception as error:
                 print(error.Get_error_class() == MPI.ERR_OTHER, bool(each), len(heard))
         """
-    lines = run_program(3, text).stdout.splitlines()
+    lines = run_in_world(3, text).splitlines()
     expected = ["True True False", "True True True", "True", "True False 1", "True False 1"]
     for rank in range(3):
         assert [line[4:] for line in lines if line.startswith(f"[{rank}]")] == expected

@@ -1,6 +1,7 @@
 """Requests, matched messages and buffered sends of ringcomm.mpi4py: what becomes of them where something fails."""
 
 import pytest
+from mpi_programs import run_in_world
 
 pytestmark = pytest.mark.slow
 
@@ -42,12 +43,12 @@ SENDRECV = """
     """
 
 
-def test_a_refused_sendrecv_leaves_neither_a_message_nor_a_receive_behind(run_program):
-    lines = run_program(2, SENDRECV).stdout.splitlines()
+def test_a_refused_sendrecv_leaves_neither_a_message_nor_a_receive_behind():
+    lines = run_in_world(2, SENDRECV).splitlines()
     assert sorted(lines) == [f"[{rank}] {text}" for rank in (0, 1) for text in ("False", "[7.0, 7.0] False")]
 
 
-def test_a_failed_request_raises_its_error_until_it_is_complete(run_program):
+def test_a_failed_request_raises_its_error_until_it_is_complete():
     text = """
         import numpy as np
         from mpi4py import MPI
@@ -65,13 +66,13 @@ def test_a_failed_request_raises_its_error_until_it_is_complete(run_program):
                 except MPI.Exception as error:
                     print(call.__name__, error.Get_error_class() == MPI.ERR_TRUNCATE, bool(request))
         """
-    assert run_program(2, text).stdout.splitlines() == [
+    assert run_in_world(2, text).splitlines() == [
         *["[1] Get_status True True"] * 2,
         *("[1] Wait True False", "[1] Wait False"),
     ]
 
 
-def test_statuses_have_the_error_of_each_request_that_failed(run_program):
+def test_statuses_have_the_error_of_each_request_that_failed():
     text = """
         import numpy as np
         from mpi4py import MPI
@@ -102,7 +103,7 @@ def test_statuses_have_the_error_of_each_request_that_failed(run_program):
                 print(*("request %d: MPI_ERR_TRUNCATE" % number in str(error) for number in range(4)))
         """
     assert (
-        run_program(2, text).stdout.splitlines()
+        run_in_world(2, text).splitlines()
         == [
             "[1] True [False, False, False, False]",
             "[1] [False, True, False, True] [0, 0]",
@@ -112,7 +113,7 @@ def test_statuses_have_the_error_of_each_request_that_failed(run_program):
     )
 
 
-def test_a_freed_receive_still_stores_its_data(run_program):
+def test_a_freed_receive_still_stores_its_data():
     text = """
         import time
         import numpy as np
@@ -136,7 +137,7 @@ def test_a_freed_receive_still_stores_its_data(run_program):
             comm.Send(np.array([1.0, 2.0, 3.0]), 0)
             comm.Send(np.array([2.0, 3.0, 4.0]), 0, 1)
         """
-    assert run_program(2, text).stdout == "[0] [[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]] False\n"
+    assert run_in_world(2, text) == "[0] [[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]] False\n"
 
 
 def test_irecv_takes_objects_of_the_length_that_rc_and_its_argument_say(run_program):
@@ -157,7 +158,7 @@ def test_irecv_takes_objects_of_the_length_that_rc_and_its_argument_say(run_prog
     assert run_program(1, text).stdout.splitlines() == ["[0] 10", "[0] True", "[0] 1000", "[0] 1000"]
 
 
-def test_a_taken_message_without_memory_for_it_can_be_received_later(run_program):
+def test_a_taken_message_without_memory_for_it_can_be_received_later():
     text = """
         import resource
         from mpi4py import MPI
@@ -181,7 +182,7 @@ def test_a_taken_message_without_memory_for_it_can_be_received_later(run_program
                 print("refused")
             print(len(message.recv()) == 96 << 20, message == MPI.MESSAGE_NULL)
         """
-    assert run_program(2, text).stdout.splitlines() == ["[1] no memory", "[1] refused", "[1] True True"]
+    assert run_in_world(2, text).splitlines() == ["[1] no memory", "[1] refused", "[1] True True"]
 
 
 def test_startall_starts_all_requests_or_none(run_program):
@@ -218,7 +219,7 @@ def test_startall_starts_all_requests_or_none(run_program):
 # --- Buffered sends ---------------------------------------------------------------------------------------------------
 
 
-def test_threads_send_and_flush_buffered_messages_at_once(run_program):
+def test_threads_send_and_flush_buffered_messages_at_once():
     text = """
         import sys
         import threading
@@ -248,11 +249,12 @@ def test_threads_send_and_flush_buffered_messages_at_once(run_program):
                     total += x[0]
                 sums.append(total)
             print(sums == [sum(range(100))] * 4)
+        sys.setswitchinterval(0.005)  # the default
         """
-    assert run_program(2, text).stdout == "[1] True\n"
+    assert run_in_world(2, text) == "[1] True\n"
 
 
-def test_every_flush_waits_for_the_sends_before_it(run_program):
+def test_every_flush_waits_for_the_sends_before_it():
     text = """
         import threading
         import numpy as np
@@ -274,7 +276,7 @@ def test_every_flush_waits_for_the_sends_before_it(run_program):
             comm.recv(source=0, tag=1)
             comm.Recv(np.zeros(1 << 20), 0, 0)
         """
-    assert run_program(2, text).stdout == "[0] [True, True]\n"
+    assert run_in_world(2, text) == "[0] [True, True]\n"
 
 
 def test_a_buffered_send_to_a_rank_that_died_fails_as_the_error_handler_says(run_program):
@@ -302,7 +304,7 @@ def test_a_buffered_send_to_a_rank_that_died_fails_as_the_error_handler_says(run
 # --- User-defined operations ------------------------------------------------------------------------------------------
 
 
-def test_a_user_defined_operation_gets_all_of_a_type_that_is_longer_than_its_extent(run_program):
+def test_a_user_defined_operation_gets_all_of_a_type_that_is_longer_than_its_extent():
     text = """
         import numpy as np
         from mpi4py import MPI
@@ -324,13 +326,13 @@ def test_a_user_defined_operation_gets_all_of_a_type_that_is_longer_than_its_ext
         except (MPI.Exception, ValueError) as error:
             print("expected" in str(error) or "message" in str(error))
         """
-    done = run_program(2, text)
-    assert sorted(done.stdout.splitlines()) == [
+    printed = run_in_world(2, text)
+    assert sorted(printed.splitlines()) == [
         f"[{rank}] {text}" for rank in (0, 1) for text in ("True", "[[1.0, 3.0], [5.0, 7.0], [9.0, 11.0]]")
     ]
 
 
-def test_types_and_operations_may_be_freed_while_a_call_uses_them(run_program):
+def test_types_and_operations_may_be_freed_while_a_call_uses_them():
     text = """
         import numpy as np
         from mpi4py import MPI
@@ -356,7 +358,7 @@ def test_types_and_operations_may_be_freed_while_a_call_uses_them(run_program):
         persistent.Wait()
         print(x, y)
         """
-    assert sorted(run_program(2, text).stdout.splitlines()) == [f"[{rank}] [2. 2. 2.] [2. 2. 2.]" for rank in range(2)]
+    assert sorted(run_in_world(2, text).splitlines()) == [f"[{rank}] [2. 2. 2.] [2. 2. 2.]" for rank in range(2)]
 
 
 def test_a_wait_for_an_object_that_a_signal_has_interrupted_tells_an_error_the_next_time(run_program):

@@ -205,9 +205,9 @@ def words(step, rank):
     return torch.randint(WORDS, (2, 4), generator=torch.Generator().manual_seed(10 * step + rank))
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("optimizer", [partial(SGD, lr=0.1), partial(Adagrad, lr=0.1)], ids=["SGD", "Adagrad"])
 @torch_world.on(4, backends=torch_world.BACKENDS)
+@torch_world.each("sparse", [False, True])
+@torch_world.each("optimizer", [partial(SGD, lr=0.1), partial(Adagrad, lr=0.1)])
 def test_rows_train_as_in_one_process_and_others_are_not_pulled(sparse, optimizer):
     rank, servers = dist.get_rank(), [0, 1]
     torch.manual_seed(0)

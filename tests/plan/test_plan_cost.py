@@ -180,8 +180,9 @@ BATCH = 8
 EXPERTS = replace(SMALL, gated=True, experts=2)  # a token passes both, so that all are used equally
 
 
-@pytest.mark.parametrize(
-    ("model", "layout"),
+@torch_world.on(4)
+@torch_world.each(
+    "model, layout",
     [
         (EXPERTS, ParallelLayout(dp=2, tp=2, micro_batch=2, ep=2)),
         (EXPERTS, ParallelLayout(dp=2, tp=2, micro_batch=2)),
@@ -200,9 +201,7 @@ EXPERTS = replace(SMALL, gated=True, experts=2)  # a token passes both, so that 
             )
         ),
     ],
-    ids=str,
 )
-@torch_world.on(4)
 def test_a_step_sends_the_planned_bytes(model, layout):
     grid = Grid(layout.dp, layout.tp, layout.pp, ep=layout.ep)
     config = config_of(model, recompute=layout.recompute == "full")

@@ -159,8 +159,9 @@ GATED = replace(MODEL, gated=True)
 EXPERTS = replace(GATED, experts=4, top_k=2)
 
 
-@pytest.mark.parametrize(
-    ("model", "layout"),
+@torch_world.on(4)
+@torch_world.each(
+    "model, layout",
     [
         *((MODEL, layout) for layout in LAYOUTS),
         (GATED, ParallelLayout(tp=2, pp=2, micro_batch=2)),
@@ -168,9 +169,7 @@ EXPERTS = replace(GATED, experts=4, top_k=2)
         (EXPERTS, ParallelLayout(pp=2, dp=2, micro_batch=1, zero=1)),
         (EXPERTS, ParallelLayout(dp=2, tp=2, micro_batch=2)),
     ],
-    ids=str,
 )
-@torch_world.on(4)
 def test_a_rank_holds_the_planned_states_and_activations_within_5_percent(model, layout):
     """Parameters, states of Adam, and the most that autograd has kept."""
     rank, parameters, optimizer, backward, update = prepared(model, layout, BATCH)

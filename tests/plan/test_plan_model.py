@@ -26,12 +26,9 @@ def config_of(model, **options):
     return GPTConfig(model.vocab, model.seq, model.layers, model.hidden, model.heads, **sizes, **options)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [SMALL, GROUPED, replace(GROUPED, kv_heads=2), GATED, EXPERTS],
-    ids=["plain", "1 key", "2 keys", "gated", "experts"],
-)
-@pytest.mark.parametrize(
+@torch_world.on(4)
+@torch_world.each("model", [SMALL, GROUPED, replace(GROUPED, kv_heads=2), GATED, EXPERTS])
+@torch_world.each(
     "layout",
     [
         ParallelLayout(pp=4),
@@ -40,9 +37,7 @@ def config_of(model, **options):
         ParallelLayout(tp=2, dp=2),
         ParallelLayout(tp=2, dp=2, ep=2),
     ],
-    ids=str,
 )
-@torch_world.on(4)
 def test_each_rank_has_as_many_parameters_as_planned(layout, model):
     grid = Grid(layout.dp, layout.tp, layout.pp, ep=layout.ep if model.experts else 1)
     layout = replace(layout, ep=grid.ep.size)

@@ -22,7 +22,6 @@ def program(program, *options, ranks=1):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     run = subprocess.run(
         [sys.executable, *(torchrun if ranks > 1 else []), str(EXAMPLES / program), *options],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=3 * harness.OPERATION,
@@ -139,6 +138,7 @@ def threads(comm, ranks):
     import torch
 
     with patch.dict(os.environ, LOCAL_WORLD_SIZE=str(ranks)), patch.object(torch, "get_num_threads", lambda: 6):
+        del os.environ["OMP_NUM_THREADS"]
         train(comm, *GPT, "--steps=1")
     return torch.get_num_threads()
 

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import Counter, defaultdict
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -106,67 +107,62 @@ INCLUDE_PATH = (ROOT / "bindings/include", ROOT / "bindings/src", ROOT)
 
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
-modules = pytest.mark.parametrize("module", sorted(MODULES))
 
 
-@modules
-def test_every_module_has_a_layer(module):
-    assert top(module) in LEVEL
+def test_every_module_has_a_layer():
+    assert {top(module) for module in MODULES} <= {*LEVEL}
 
 
-@modules
-def test_imports_only_go_down(module):
-    for other in imports(module):
-        assert LEVEL[top(module)] <= LEVEL[top(other)], f"{module} imports {other}"
-
-
-@modules
-def test_outsiders_import_the_public_api_only(module):
-    if top(module) in OUTSIDERS:
+def test_imports_only_go_down():
+    for module in MODULES:
         for other in imports(module):
-            allowed = {"__init__", top(module), *OUTSIDERS[top(module)]}
-            assert {top(other), other} & allowed, f"{module} imports {other}"
+            assert LEVEL[top(module)] <= LEVEL[top(other)], f"{module} imports {other}"
 
 
-@modules
-def test_frameworks_and_the_environment_stay_in_their_files(module):
-    tree = ast.parse(MODULES[module].read_text())
-    used = {name.split(".")[0] for name, _ in import_statements(tree)}
-    used |= {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    for name, owners in RESERVED.items():
-        assert name not in used or {module, top(module)} & {*owners}, f"{module} uses {name}"
+def test_outsiders_import_the_public_api_only():
+    for module in MODULES:
+        if top(module) in OUTSIDERS:
+            for other in imports(module):
+                allowed = {"__init__", top(module), *OUTSIDERS[top(module)]}
+                assert {top(other), other} & allowed, f"{module} imports {other}"
 
 
-@modules
-def test_no_method_of_mpi4py_pickles(module):
+def test_frameworks_and_the_environment_stay_in_their_files():
+    for module in MODULES:
+        tree = tree_of(module)
+        used = {name.split(".")[0] for name, _ in import_statements(tree)}
+        used |= {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        for name, owners in RESERVED.items():
+            assert name not in used or {module, top(module)} & {*owners}, f"{module} uses {name}"
+
+
+def test_no_method_of_mpi4py_pickles():
     """While a group is made, nothing that another process sends is unpickled."""
-    if module.startswith("transports.mpi.") or module in RESERVED["mpi4py"]:
-        nodes = ast.walk(ast.parse(MODULES[module].read_text()))
-        assert not PICKLING & {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    for module in MODULES:
+        if module.startswith("transports.mpi.") or module in RESERVED["mpi4py"]:
+            used = {node.attr for node in ast.walk(tree_of(module)) if isinstance(node, ast.Attribute)}
+            assert not PICKLING & used, module
 
 
-@modules
-def test_movable_modules_import_only_each_other(module):
-    if module.startswith(MOVABLE):
-        for other in imports(module):
-            assert other.startswith(MOVABLE) or module == f"{MOVABLE}.ringcomm", f"{module} imports {other}"
+def test_movable_modules_import_only_each_other():
+    for module in MODULES:
+        if module.startswith(MOVABLE):
+            for other in imports(module):
+                assert other.startswith(MOVABLE) or module == f"{MOVABLE}.ringcomm", f"{module} imports {other}"
 
 
-@modules
-def test_no_module_tests_for_the_class_of_a_transport_outside_its_files(module):
+def test_no_module_tests_for_the_class_of_a_transport_outside_its_files():
     """What differs between transports is a member of the contract."""
-    for node in ast.walk(ast.parse(MODULES[module].read_text())):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
-            for name in re.findall(r"\w*Transport\b", ast.unparse(node.args[1])):
-                assert {module, module.rpartition(".")[0]} & files_of(name), f"{module} tests for {name}"
+    for module in MODULES:
+        for node in ast.walk(tree_of(module)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+                for name in re.findall(r"\w*Transport\b", ast.unparse(node.args[1])):
+                    assert {module, module.rpartition(".")[0]} & files_of(name), f"{module} tests for {name}"
 
 
 def test_no_class_name_is_defined_twice():
     """One word, one meaning: docs/architecture.md, *Words*."""
-    trees = {module: ast.parse(path.read_text()) for module, path in MODULES.items()}
-    classes = [
-        (n.name, module) for module, tree in trees.items() for n in ast.walk(tree) if isinstance(n, ast.ClassDef)
-    ]
+    classes = [(n.name, module) for module in MODULES for n in ast.walk(tree_of(module)) if isinstance(n, ast.ClassDef)]
     names = Counter(name for name, _ in classes)
     assert [found for found in classes if names[found[0]] > 1] == []
 
@@ -226,10 +222,15 @@ def top(module):
     return module.split(".")[0]
 
 
+def tree_of(module):
+    return ast.parse(MODULES[module].read_text())
+
+
+@cache  # and not the trees, which the garbage collector would visit in all later tests
 def imports(module):
     """Return the modules of ringcomm that `module` imports, anywhere in its text."""
     found = set()
-    for name, names in import_statements(ast.parse(MODULES[module].read_text()), f"ringcomm.{module}"):
+    for name, names in import_statements(tree_of(module), f"ringcomm.{module}"):
         package, _, inner = name.partition(".")
         if package != "ringcomm" or inner == "_native":
             continue

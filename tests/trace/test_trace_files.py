@@ -4,8 +4,6 @@ import os
 import re
 import resource
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ import pytest
 import harness
 import ringcomm
 from harness import failures
+from harness.jobs import run_job
 from ringcomm.trace.entries import read
 from ringcomm.trace.recorder import HEADER_BYTES
 
@@ -213,10 +212,7 @@ with ringcomm.init() as comm:
 
 
 def test_the_variable_traces_all_communicators_of_a_job(tmp_path):
-    (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "ringcomm", "run", "-n", "3", str(tmp_path / "program.py")]
-    environment = {**os.environ, "RINGCOMM_TRACE": str(tmp_path / "trace")}
-    subprocess.run(command, check=True, env=environment, timeout=60)
+    run_job(tmp_path, 3, PROGRAM, RINGCOMM_TRACE=str(tmp_path / "trace"))
     recordings = read(tmp_path / "trace")
     assert [(each.size, each.rank) for each in recordings[:3]] == [(3, 0), (3, 1), (3, 2)]
     assert {(each.size, each.rank) for each in recordings[3:]} == {(2, 0), (2, 1), (1, 0)}

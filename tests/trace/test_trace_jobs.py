@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ from trace_files import call, run, write
 
 import harness
 from harness import failures
+from harness.jobs import run_job
 from ringcomm.commands.cli import main
 from ringcomm.trace.entries import read
 from ringcomm.trace.report import report
@@ -155,10 +154,7 @@ assert comm.size == 2
 
 
 def test_a_rank_that_was_started_again_is_told_from_its_predecessor(tmp_path):
-    (tmp_path / "program.py").write_text(RESPAWNED)
-    command = [sys.executable, "-m", "ringcomm", "run", "-n", "3", "--respawn", "1", str(tmp_path / "program.py")]
-    environment = {**os.environ, "RINGCOMM_TRACE": str(tmp_path / "trace")}
-    subprocess.run(command, check=True, env=environment, timeout=60)
+    run_job(tmp_path, 3, RESPAWNED, options=("--respawn=1",), RINGCOMM_TRACE=str(tmp_path / "trace"))
     recordings = read(tmp_path / "trace")
     first, second = dict.fromkeys(each.pid for each in recordings if each.job_rank == 2)
     text = report(recordings, lambda *_: 1.0)

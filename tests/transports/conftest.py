@@ -3,7 +3,6 @@
 import pytest
 
 from cases.between_hosts import CHUNK
-from ringcomm.devices import emulated
 from ringcomm.transports import staging
 
 
@@ -11,11 +10,3 @@ from ringcomm.transports import staging
 def small_chunks(monkeypatch):
     """Let small arrays be staged in several chunks."""
     monkeypatch.setattr(staging, "CHUNK_BYTES", CHUNK)
-
-
-@pytest.fixture
-def no_peer_access(monkeypatch):
-    def refuse(*_):
-        raise OSError("peer access is not supported between these two devices")
-
-    monkeypatch.setattr(emulated.EmulatedDevice, "open", refuse)

@@ -1,4 +1,4 @@
-"""Collectives of GPUs between hosts, on the emulated device: failures and ends, and the contract of a transport."""
+"""Collectives of GPUs between hosts, on the emulated device: failures and ends."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import harness
-from cases.between_hosts import CHUNK, connect_on, run_on
+from cases.between_hosts import CHUNK, run_on
 from cases.on_device import Gate
 from cases.reference import assert_same
 from harness.failures import outcomes, raised, until_broken
@@ -21,10 +21,7 @@ from ringcomm import (
     PeerLost,
     RingcommError,
 )
-from ringcomm.adapters import ADAPTERS, EmulatedAdapter
 from ringcomm.devices import emulated
-from ringcomm.testing import CHECKS, run_threads
-from ringcomm.transports.contract import NO_FAST_PATH
 
 Device = emulated.EmulatedDevice
 on_hosts = pytest.mark.parametrize("layout", ["01", "0011"])
@@ -228,13 +225,3 @@ def check_capture(comm):
 
 def test_a_staged_call_cannot_be_captured():
     run_on("01", check_capture)
-
-
-@on_hosts
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_gpus_of_several_hosts_keep_the_contract(check, layout, monkeypatch):
-    monkeypatch.setitem(ADAPTERS, np.ndarray, EmulatedAdapter(emulated))  # the device accesses NumPy's arrays
-    comms = connect_on(layout)
-    for comm in comms:
-        comm.fast_path = comm._transport.fast_path = NO_FAST_PATH
-    run_threads(check, comms)

@@ -4,8 +4,6 @@ import gc
 import logging
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
@@ -16,6 +14,7 @@ from test_symmetric import shared_bytes
 
 import harness
 from cases.reference import assert_same
+from harness.jobs import run_job
 from ringcomm import Aborted, ArgumentError, Communicator
 from ringcomm.machine import memory
 from ringcomm.testing import connect_threads, run_threads
@@ -125,11 +124,8 @@ assert (x == 1).all()
 
 
 def test_a_limit_on_the_size_of_files_leaves_arrays_private(tmp_path):
-    (tmp_path / "program.py").write_text(LIMITED)
-    command = [sys.executable, "-m", "ringcomm", "run", "-n", "2", sys.executable, str(tmp_path / "program.py")]
     for when, warnings in (("before", 2), ("never", 0)):
-        run = subprocess.run([*command, when], capture_output=True, text=True, timeout=60, check=False)
-        assert run.returncode == 0, run.stderr
+        run = run_job(tmp_path, 2, LIMITED, when)
         assert run.stderr.count("RLIMIT_FSIZE") == warnings, run.stderr
 
 
@@ -233,11 +229,8 @@ print("done")
 
 @pytest.mark.slow
 def test_processes_exit_with_arrays_in_any_order(tmp_path):
-    (tmp_path / "program.py").write_text(PROGRAM)
     orders = ["block", "communicator", "array", "close", "module", "atexit", "cycle"]  # one for each rank
-    command = [sys.executable, "-m", "ringcomm", "run", "-n", str(len(orders)), str(tmp_path / "program.py"), *orders]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
+    run = run_job(tmp_path, len(orders), PROGRAM, *orders)
     assert run.stdout.count("done") == len(orders)
     assert not run.stderr
 
@@ -369,7 +362,5 @@ print("left" if left.exists() else "held up")
 
 
 def test_a_sender_leaves_if_the_receiver_cannot_map_its_array(tmp_path):
-    (tmp_path / "program.py").write_text(UNMAPPED)
-    command = [sys.executable, "-m", "ringcomm", "run", "-n", "2", sys.executable, str(tmp_path / "program.py")]
-    run = subprocess.run([*command, str(tmp_path / "left")], capture_output=True, text=True, timeout=60, check=False)
+    run = run_job(tmp_path, 2, UNMAPPED, tmp_path / "left")
     assert run.stdout.count("mapping") == run.stdout.count("left") == 2, run.stdout + run.stderr

@@ -20,11 +20,6 @@ LARGE = 5 << 20
 EITHER = pytest.mark.parametrize("length", [40, LARGE], ids=["eager", "large"])
 
 
-@pytest.fixture(params=harness.WORLDS)
-def world(request):
-    return request.param
-
-
 def message(source, length, salt=0):
     return filled(source, length, "uint8", salt)
 

@@ -30,8 +30,8 @@ from ringcomm.torch.traffic import RecordedCall, bytes_sent, record_traffic
 BATCH, LAYERS = 3, 2
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True])
 @torch_world.on(1, 2, 4)
+@torch_world.each("sequence_parallel", [False, True])
 def test_a_transformer_layer_sends_four_all_reduces_or_their_two_halves(sequence_parallel):
     grid = Grid(tp=dist.get_world_size())
     t = grid.tp.size

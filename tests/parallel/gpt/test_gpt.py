@@ -100,9 +100,9 @@ def test_layers_and_sequences_that_cannot_be_divided_are_refused():
         model(torch.zeros(1, 7, dtype=torch.int64))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["blocks.1.mlp.up.weight", "blocks.0.attention.query.weight"])
 @torch_world.on(2)
+@torch_world.each("kind", KINDS)
+@torch_world.each("name", ["blocks.1.mlp.up.weight", "blocks.0.attention.query.weight"])
 def test_check_model_names_a_value_that_is_slightly_off_on_one_rank(kind, name):
     grid, alone = Grid(tp=2), Grid.alone()
     config = config_for(2, 1)

@@ -64,8 +64,8 @@ def test_a_copied_model_computes_the_same_with_weights_of_its_own():
     assert twin.tp is model.tp
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence-parallel"])
 @torch_world.on(1, 2)
+@torch_world.each("sequence_parallel", [False, True])
 def test_layers_under_autocast_return_16_bits_as_those_of_torch(sequence_parallel):
     tp = Grid(tp=dist.get_world_size()).tp
     sp = {"sequence_parallel": sequence_parallel}
@@ -128,9 +128,9 @@ def attended(x, attention, mask, causal):
     return F.linear(out.flatten(2), attention.out.weight, attention.out.bias)
 
 
-@pytest.mark.parametrize("kind", ["causal", "every token", "mask"])
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @torch_world.on(1, 2, 4)
+@torch_world.each("kind", ["causal", "every token", "mask"])
+@torch_world.each("kv_heads", [1, 2, 4])
 def test_attention_with_masks_and_rotary_positions_equals_its_formula(kind, kv_heads):
     options = {"kv_heads": kv_heads, "rotary_base": 100.0, "bias": False, "causal": kind == "causal"}
     mask = torch.ones(B, 1, S, S, dtype=torch.bool)

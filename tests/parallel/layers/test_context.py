@@ -24,8 +24,8 @@ from ringcomm.torch.traffic import bytes_sent, record_traffic
 BOTH = {"ring": ring_attention, "ulysses": ulysses_attention}
 # (B, heads, kv_heads, S, D): equal heads; grouped queries; one key, of an odd size, with two tokens per rank of four.
 SHAPES = [(2, 4, 4, 16, 6), (1, 8, 2, 24, 8), (2, 4, 1, 8, 3)]
-both = pytest.mark.parametrize("name", BOTH)
-causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["every token", "causal"])
+both = torch_world.each("name", BOTH)
+causal_or_not = torch_world.each("causal", [False, True])
 
 
 def drawn(shape, dtype=torch.float64):
@@ -57,9 +57,9 @@ def cp_axis():
     return Grid(cp=dist.get_world_size()).cp
 
 
+@torch_world.on(1, 2, 4)
 @both
 @causal_or_not
-@torch_world.on(1, 2, 4)
 def test_attention_and_its_gradients_equal_those_of_one_process(name, causal):
     axis = cp_axis()
     for shape in SHAPES:
@@ -68,7 +68,7 @@ def test_attention_and_its_gradients_equal_those_of_one_process(name, causal):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@both
+@pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("size", [pytest.param(n, marks=() if n == 3 else pytest.mark.exhaustive) for n in (3, 5, 8)])
 def test_attention_equals_that_of_one_process_on_other_numbers_of_ranks(size, name):
     torch_world.run(attended_on_many, size, name)
@@ -82,17 +82,17 @@ def attended_on_many(name):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@both
 @torch_world.on(2, backends=("gloo",))
+@both
 def test_attention_runs_on_gloo(name):
     whole = drawn(SHAPES[1])
     found = on_ranks(BOTH[name], cp_axis(), whole, causal=True)
     torch.testing.assert_close(found, in_one_process(True, whole), rtol=1e-12, atol=1e-12)
 
 
+@torch_world.on(2)
 @both
 @causal_or_not
-@torch_world.on(2)
 def test_scores_are_scaled_as_asked_and_tensors_of_any_strides_serve(name, causal):
     axis, whole = cp_axis(), drawn(SHAPES[0])
 
@@ -107,10 +107,10 @@ def test_scores_are_scaled_as_asked_and_tensors_of_any_strides_serve(name, causa
     assert torch.equal(x.grad, torch.zeros_like(x))  # all scores are equal, and stay so
 
 
+@torch_world.on(2, 4)
 @both
 @causal_or_not
-@pytest.mark.parametrize(("dtype", "rounding"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)], ids=str)
-@torch_world.on(2, 4)
+@torch_world.each("dtype, rounding", [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
 def test_attention_in_16_bits_is_as_close_as_that_of_one_process(name, causal, dtype, rounding):
     axis, whole = cp_axis(), drawn((2, 4, 4, 64, 16), dtype)
     found = on_ranks(BOTH[name], axis, whole, causal=causal)
@@ -120,8 +120,8 @@ def test_attention_in_16_bits_is_as_close_as_that_of_one_process(name, causal, d
         assert (got.double() - right).abs().max() <= 4 * rounding * right.abs().max()
 
 
-@causal_or_not
 @torch_world.on(2, 4)
+@causal_or_not
 def test_ulysses_takes_sequences_in_their_usual_order_too(causal):
     axis, whole = cp_axis(), drawn(SHAPES[0])
     found = on_ranks(ulysses_attention, axis, whole, local_slice, all_gathered, causal=causal, zigzag=False)
@@ -148,9 +148,9 @@ def traffic(name, axis, shape, dtype, causal):
     return forward, backward
 
 
-@causal_or_not
-@pytest.mark.parametrize(("dtype", "backward_bytes"), [(torch.float64, 2), (torch.float32, 2), (torch.bfloat16, 3)])
 @torch_world.on(2, 4)
+@causal_or_not
+@torch_world.each("dtype, backward_bytes", [(torch.float64, 2), (torch.float32, 2), (torch.bfloat16, 3)])
 def test_a_ring_sends_keys_and_values_to_all_other_ranks_and_their_gradients_back(causal, dtype, backward_bytes):
     axis = cp_axis()
     for batch, heads, kv_heads, length, width in SHAPES:

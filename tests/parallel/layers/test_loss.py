@@ -65,11 +65,11 @@ def gathered(x):
     return out
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_loss_and_gradients_equal_those_of_the_full_logits(size, smoothing):
-    for vocab_size in (8, 1001):
-        torch_world.run(compared, size, vocab_size, smoothing, torch.float64)
+@torch_world.on(1, 2, 4)
+@torch_world.each("smoothing", [0.0, 0.1])
+@torch_world.each("vocab_size", [8, 1001])
+def test_loss_and_gradients_equal_those_of_the_full_logits(vocab_size, smoothing):
+    compared(vocab_size, smoothing, torch.float64)
 
 
 @pytest.mark.parametrize(

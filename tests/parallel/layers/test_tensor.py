@@ -125,9 +125,9 @@ def stepped(layer, x, grad):
     return y.detach(), x.grad, {name: parameter.grad for name, parameter in layer.named_parameters()}
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence-parallel"])
-@pytest.mark.parametrize("kind", LAYERS)
 @torch_world.on(1, 2, 4, backends=torch_world.BACKENDS)
+@torch_world.each("sequence_parallel", [False, True])
+@torch_world.each("kind", LAYERS)
 def test_layers_equal_those_of_one_process_with_all_gradients(kind, sequence_parallel):
     torch.set_default_dtype(torch.float64)
     try:
@@ -153,8 +153,8 @@ def test_layers_equal_those_of_one_process_with_all_gradients(kind, sequence_par
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence-parallel"])
 @torch_world.on(2, 4)
+@torch_world.each("sequence_parallel", [False, True])
 def test_a_padded_embedding_equals_that_of_one_process_bit_for_bit(sequence_parallel):
     vocab_size = 50_257
     tp = Grid(tp=dist.get_world_size()).tp
@@ -173,9 +173,9 @@ def test_a_padded_embedding_equals_that_of_one_process_bit_for_bit(sequence_para
     assert torch.equal(full, whole.weight.grad)
 
 
-@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
-@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence-parallel"])
 @torch_world.on(2, 4)
+@torch_world.each("bias", [False, True])
+@torch_world.each("sequence_parallel", [False, True])
 def test_a_padded_head_equals_that_of_one_process(sequence_parallel, bias):
     vocab_size = 4 * dist.get_world_size() - 1
     tp = Grid(tp=dist.get_world_size()).tp

@@ -102,10 +102,13 @@ def equal_one_process(grid_name, kind, bias):
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("kind", LAYERS)
+def all_equal_one_process(grid_name):
+    torch_world.each("kind", LAYERS)(equal_one_process)(grid_name, True)
+
+
 @pytest.mark.parametrize("grid", GRIDS)
-def test_layers_equal_those_of_one_process_with_all_gradients(grid, kind):
-    torch_world.run(equal_one_process, GRIDS[grid][0], grid, kind, True)
+def test_layers_equal_those_of_one_process_with_all_gradients(grid):
+    torch_world.run(all_equal_one_process, GRIDS[grid][0], grid)
 
 
 @pytest.mark.parametrize(("grid", "backend"), [("2-D", "ringcomm"), ("3-D", "ringcomm"), ("2-D", "gloo")])
@@ -119,10 +122,9 @@ def test_several_grids_share_a_world():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("grid", GRIDS)
-def test_layers_equal_those_of_one_process_on_gloo(grid, kind):
-    torch_world.run(equal_one_process, GRIDS[grid][0], grid, kind, True, backend="gloo")
+def test_layers_equal_those_of_one_process_on_gloo(grid):
+    torch_world.run(all_equal_one_process, GRIDS[grid][0], grid, backend="gloo")
 
 
 # --- Bytes ------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from torch import nn
 
-from cases.pipelines import MICRO_BATCHES, ROWS, WIDTH, batch, layers, one_by_one, pipeline, schedules
+from cases.pipelines import MICRO_BATCHES, ROWS, SHAPES, WIDTH, batch, layers, one_by_one, pipeline, schedules
 from harness import torch_world
 from harness.failures import raised
 from ringcomm import Aborted, ArgumentError
@@ -106,8 +106,8 @@ def test_receives_are_posted_early_at_most_one_for_each_rank():
     assert torch_world.run(receives_ahead, 2)[-1] == [2] * (MICRO_BATCHES - 2) + [1, 0]
 
 
-@schedules
 @torch_world.on(2)
+@torch_world.each("name, chunks", SHAPES)
 def test_a_step_waits_for_all_sends(name, chunks):
     pipe, _, _ = pipeline(name, chunks)
     works, isend = [], dist.isend

@@ -10,7 +10,18 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from torch import nn
 
-from cases.pipelines import MICRO_BATCHES, ROWS, batch, gpt_pipeline, layers, one_by_one, pipeline, schedules
+from cases.pipelines import (
+    MICRO_BATCHES,
+    ROWS,
+    SHAPES,
+    batch,
+    gpt_pipeline,
+    layers,
+    one_by_one,
+    pipeline,
+    schedules,
+    with_each,
+)
 from harness import torch_world
 from ringcomm.parallel import DataParallel, GPTConfig, Grid, Pipeline
 from ringcomm.pipelining.schedule import BACKWARD, FORWARD, make_schedule
@@ -28,23 +39,20 @@ def trains(name, chunks, micro_batches, recompute):
                 assert torch.equal(mine.grad, theirs.grad)
 
 
-@schedules
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("backend", torch_world.BACKENDS)
-def test_gradients_have_the_bits_of_one_process_that_runs_micro_batches_one_by_one(size, name, chunks, backend):
-    torch_world.run(trains, size, name, chunks, MICRO_BATCHES, False, backend=backend)
+def test_gradients_have_the_bits_of_one_process_that_runs_micro_batches_one_by_one(size, backend):
+    torch_world.run(with_each, size, trains, SHAPES, MICRO_BATCHES, False, backend=backend)
 
 
 @pytest.mark.slow
-@schedules
-def test_gradients_of_eight_ranks_that_recompute_activations_have_the_same_bits(name, chunks):
-    torch_world.run(trains, 8, name, chunks, MICRO_BATCHES, True)
+def test_gradients_of_eight_ranks_that_recompute_activations_have_the_same_bits():
+    torch_world.run(with_each, 8, trains, SHAPES, MICRO_BATCHES, True)
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("micro_batches", [1, 3])
-def test_a_batch_may_have_fewer_micro_batches_than_ranks(name, micro_batches):
-    torch_world.run(trains, 4, name, 1, micro_batches, False)
+def test_a_batch_may_have_fewer_micro_batches_than_ranks(micro_batches):
+    torch_world.run(with_each, 4, trains, [("gpipe", 1), ("1f1b", 1)], micro_batches, False)
 
 
 # --- The order --------------------------------------------------------------------------------------------------------
@@ -127,9 +135,8 @@ def with_replicas(name, chunks, scale):
             torch.testing.assert_close(ours.grad, scale * theirs.grad, rtol=1e-12, atol=1e-12)
 
 
-@schedules
-def test_replicas_average_gradients_once_per_step(name, chunks):
-    torch_world.run(with_replicas, 4, name, chunks, 1024.0)
+def test_replicas_average_gradients_once_per_step():
+    torch_world.run(with_each, 4, with_replicas, SHAPES, 1024.0)
 
 
 @torch_world.on(2)

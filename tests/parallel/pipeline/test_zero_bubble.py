@@ -13,7 +13,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed.fsdp import fully_shard
 
-from cases.pipelines import MICRO_BATCHES, ROWS, batch, layers, pipeline
+from cases.pipelines import MICRO_BATCHES, ROWS, batch, layers, pipeline, with_each
 from cases.small_gpt import batch_of, config_for, mine, stepped
 from harness import torch_world
 from harness.failures import raised
@@ -189,12 +189,11 @@ def test_what_autograd_saved_is_freed_by_the_second_part_and_that_of_a_loss_by_t
 # --- Pipelines --------------------------------------------------------------------------------------------------------
 
 
-@schedules
 @pytest.mark.parametrize(
     ("size", "backend"), [(1, "ringcomm"), (2, "ringcomm"), (3, "ringcomm"), (4, "ringcomm"), (2, "gloo")]
 )
-def test_gradients_have_the_bits_of_one_process_that_runs_micro_batches_one_by_one(size, name, chunks, backend):
-    torch_world.run(trains, size, name, chunks, MICRO_BATCHES, False, backend=backend)
+def test_gradients_have_the_bits_of_one_process_that_runs_micro_batches_one_by_one(size, backend):
+    torch_world.run(with_each, size, trains, SHAPES, MICRO_BATCHES, False, backend=backend)
 
 
 @pytest.mark.exhaustive
@@ -206,10 +205,9 @@ def test_gradients_have_these_bits_with_any_number_of_micro_batches(size, name, 
     torch_world.run(trains, size, name, chunks, micro_batches, False, backend=backend)
 
 
-@schedules
 @pytest.mark.parametrize("micro_batches", [1, 3])
-def test_a_batch_may_have_fewer_micro_batches_than_fill_the_pipeline(name, chunks, micro_batches):
-    torch_world.run(trains, 4, name, chunks, micro_batches, False)
+def test_a_batch_may_have_fewer_micro_batches_than_fill_the_pipeline(micro_batches):
+    torch_world.run(with_each, 4, trains, SHAPES, micro_batches, False)
 
 
 @schedules
@@ -225,9 +223,8 @@ def test_a_pipeline_runs_the_simulated_table_with_the_simulated_activations_in_f
         assert [each for each in seen if each[::2] != (BACKWARD, 0)] == [x for x in hooked if x[::2] != (BACKWARD, 0)]
 
 
-@schedules
-def test_replicas_average_gradients_once_per_step(name, chunks):
-    torch_world.run(with_replicas, 4, name, chunks, 1024.0)
+def test_replicas_average_gradients_once_per_step():
+    torch_world.run(with_each, 4, with_replicas, SHAPES, 1024.0)
 
 
 def reduced():

@@ -45,8 +45,8 @@ def same_everywhere(tensors):
     return all(each == seen[0] for each in seen)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @torch_world.on(1, 2, 3, backends=torch_world.BACKENDS)
+@torch_world.each("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_the_warm_up_has_the_bits_of_dataparallel_and_adamw(dtype):
     dp = Grid(dp=dist.get_world_size()).dp
     ours, plain = parameters(dtype), nn.ParameterList(parameters(dtype))

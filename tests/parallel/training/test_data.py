@@ -38,8 +38,8 @@ def same_gradients(model, whole):
         torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("bucket_bytes", [1, 3000, 1 << 20])
 @torch_world.on(1, 2, 4, backends=torch_world.BACKENDS)
+@torch_world.each("bucket_bytes", [1, 3000, 1 << 20])
 def test_gradients_equal_those_of_the_whole_batch_for_every_bucket_size(bucket_bytes):
     size = dist.get_world_size()
     dp = Grid(dp=size).dp
@@ -225,8 +225,8 @@ def test_parameters_are_decayed_only_if_a_replica_used_them_as_in_torch():
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 @torch_world.on(2, 3, backends=torch_world.BACKENDS)
+@torch_world.each("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_a_gradient_of_negative_zeros_on_one_replica_is_a_gradient_on_all(dtype):
     model = nn.ParameterList(torch.ones(shape, dtype=dtype) for shape in ((3,), (), (0,), (2, 2)))
     data_parallel = DataParallel(model, Grid(dp=dist.get_world_size()).dp)

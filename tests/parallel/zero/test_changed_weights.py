@@ -50,10 +50,10 @@ def trained(trainer, model, grid, dtype, steps):
         trainer.step()
 
 
-@pytest.mark.parametrize("change", [load, halve, assign])
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("build", [Mixed, partial(ShardedOptimizer, optimizer=sgd)], ids=["mixed", "zero"])
 @torch_world.on(2)
+@torch_world.each("change", [load, halve, assign])
+@torch_world.each("dtype", [None, torch.bfloat16])
+@torch_world.each("build", [Mixed, partial(ShardedOptimizer, optimizer=sgd)])
 def test_changed_weights_are_trained_as_by_an_optimizer_built_after_the_change(build, dtype, change):
     grid, model = Grid(dp=2), Odd(dtype=torch.float32)
     trainer = build(model, grid=grid, dtype=dtype)

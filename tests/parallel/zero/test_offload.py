@@ -45,15 +45,6 @@ OPTIMIZERS = {
 ALONE = type("Axis", (), {"size": 1, "rank": 0})
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Compute on one thread, as the processes of torch_world do."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def step(model, optimizer, number):
     """Train on a batch; those of even numbers leave a layer unused."""
     optimizer.zero_grad()
@@ -238,9 +229,9 @@ def test_the_next_chunk_is_read_and_the_one_before_written_while_one_is_updated(
 # --- With masters, and on shares --------------------------------------------------------------------------------------
 
 
-@stages
-@pytest.mark.parametrize("dtype", [None, torch.float16], ids=str)
 @torch_world.on(1, 2)
+@stages
+@torch_world.each("dtype", [None, torch.float16])
 def test_zero_gives_the_same_bits_and_states(stage, dtype, tmp_path):
     grid = Grid(dp=dist.get_world_size())
     start = torch.float64 if dtype is None else torch.float32
@@ -265,12 +256,12 @@ def test_zero_gives_the_same_bits_and_states(stage, dtype, tmp_path):
         assert torch.equal(states[0]["masters"][number], master)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @torch_world.on(2)
+@torch_world.each("dtype", [torch.float32, torch.float16])
 def test_mixed_precision_gives_the_same_bits_and_its_checkpoints_are_loaded(dtype, tmp_path):
     grid = Grid(dp=2)
     folder = tmp_path / str(grid.dp.rank)
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     factory = partial(OffloadedOptimizer, factory=adamw, folder=folder, chunk_bytes=1500)
     model, other, third = (Odd(seed, torch.float32) for seed in (0, 0, 1))
     offloaded, plain, loaded = (
@@ -286,7 +277,7 @@ def test_mixed_precision_gives_the_same_bits_and_its_checkpoints_are_loaded(dtyp
             mixed.zero_grad()
         same(model, other)
     same_states(offloaded.optimizer.state_dict(), plain.optimizer.state_dict())
-    path = tmp_path / "checkpoint"
+    path = tmp_path / f"checkpoint of {dtype}"
     save_checkpoint(path, model, offloaded, grid, {"step": 3})
     assert load_checkpoint(path, third, loaded, grid) == {"step": 3}
     same(third, other)
@@ -297,8 +288,8 @@ def test_mixed_precision_gives_the_same_bits_and_its_checkpoints_are_loaded(dtyp
     same_states(state, plain.optimizer.state_dict())
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
 @torch_world.on(2)
+@torch_world.each("stage", [0, 1, 2])
 def test_masters_of_16_bits_are_off_the_device_too(stage, tmp_path):
     grid = Grid(dp=dist.get_world_size())
     factory = partial(OffloadedOptimizer, factory=adamw, folder=tmp_path, chunk_bytes=5000)

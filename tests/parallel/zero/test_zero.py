@@ -25,11 +25,11 @@ from ringcomm.parallel import (
 from ringcomm.parallel.model.verify import full_values
 
 
-@stages
-@pytest.mark.parametrize(
-    ("kind", "bucket_bytes"), [("sgd", 1), ("adam", 3000), ("adamw", 1 << 20), ("fused", 3000), ("adagrad", 3000)]
-)
 @torch_world.on(1, 2, 4)
+@stages
+@torch_world.each(
+    "kind, bucket_bytes", [("sgd", 1), ("adam", 3000), ("adamw", 1 << 20), ("fused", 3000), ("adagrad", 3000)]
+)
 def test_parameters_have_the_bits_of_dataparallel_and_the_plain_optimizer(stage, kind, bucket_bytes):
     """Train for some steps, of which one accumulates and some leave a layer unused, everywhere or on one rank."""
     grid = Grid(dp=dist.get_world_size())
@@ -54,8 +54,8 @@ def test_parameters_have_the_bits_of_dataparallel_and_the_plain_optimizer(stage,
             same(model, other)
 
 
-@stages
 @torch_world.on(2, 4, backends=torch_world.BACKENDS)
+@stages
 def test_training_equals_that_of_one_process_on_the_whole_batch(stage):
     grid, alone = Grid(dp=dist.get_world_size()), Grid.alone()
     model, whole = Odd(), Odd()
@@ -201,8 +201,8 @@ def test_the_schedule_of_torch_changes_the_rate_and_groups_keep_their_options():
         same(model, other)
 
 
-@stages
 @torch_world.on(2)
+@stages
 def test_gradients_of_batches_before_a_step_add_up_and_a_negative_zero_is_a_gradient(stage):
     """Let weight decay show that a parameter whose whole gradient is -0.0 has been used."""
     grid = Grid(dp=2)
@@ -244,8 +244,8 @@ class Sides(nn.Module):
         return x
 
 
-@stages
 @torch_world.on(2)
+@stages
 def test_replicas_may_fill_buckets_in_different_orders(stage):
     grid, model, other = Grid(dp=2), Sides(), Sides()
     zero = ShardedOptimizer(model, grid, sgd, stage=stage, bucket_bytes=1)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from cases.odd_layers import OPTIMIZERS, Odd, loss_of
+from cases.odd_layers import OPTIMIZERS, Odd, trained
 from harness import torch_world
 from harness.failures import raised
 from ringcomm import ArgumentError, RingcommError
@@ -40,16 +40,8 @@ class Counting(Optimizer):
 KINDS = {**OPTIMIZERS, "counting": Counting, "rprop": torch.optim.Rprop}
 
 
-def trained(zero, model, steps):
-    for step in steps:
-        loss_of(model, step, zero.dp).backward()
-        zero.finish_grad_sync()
-        zero.step()
-    return [parameter.tolist() for parameter in model.parameters()]
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @torch_world.on(2)
+@torch_world.each("kind", KINDS)
 def test_states_of_every_kind_are_saved_and_loaded(kind, tmp_path):
     """Through `state_dict`, and through the files of a checkpoint."""
     grid = Grid(dp=2)
@@ -57,14 +49,14 @@ def test_states_of_every_kind_are_saved_and_loaded(kind, tmp_path):
     zero = ShardedOptimizer(model, grid, KINDS[kind], bucket_bytes=3000)
     trained(zero, model, range(2))
     state, weights = zero.state_dict(), {name: x.clone() for name, x in model.state_dict().items()}
-    save_checkpoint(tmp_path, model, zero, grid, {})
+    save_checkpoint(tmp_path / kind, model, zero, grid, {})
     expected = trained(zero, model, range(2, 4))
     loaded = ShardedOptimizer(second, grid, KINDS[kind])
     second.load_state_dict(weights)
     loaded.load_state_dict(state)
     assert trained(loaded, second, range(2, 4)) == expected
     resumed = ShardedOptimizer(third, grid, KINDS[kind], stage=1)
-    load_checkpoint(tmp_path, third, resumed, grid)
+    load_checkpoint(tmp_path / kind, third, resumed, grid)
     assert trained(resumed, third, range(2, 4)) == expected
 
 
@@ -99,8 +91,8 @@ class TrustRatio(SGD):
 MUON = [torch.optim.Muon] if hasattr(torch.optim, "Muon") else []
 
 
-@pytest.mark.parametrize("factory", [torch.optim.Adafactor, TrustRatio, *MUON])
 @torch_world.on(2)
+@torch_world.each("factory", [torch.optim.Adafactor, TrustRatio, *MUON])
 def test_an_optimizer_that_looks_at_more_than_an_element_is_refused(factory):
     grid, model = Grid(dp=2), nn.Linear(8, 8, bias=False)
     text = f"expected one that updates each element by itself, as AdamW does, got {factory.__name__}"

@@ -183,8 +183,8 @@ def test_saving_and_loading_take_a_bucket_more_than_what_is_held(how, tmp_path):
     assert max(peaks) <= held + 2 * BUCKET + PLANS, per_parameter
 
 
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
 @torch_world.on(2)
+@torch_world.each("dtype", [None, torch.bfloat16])
 def test_a_copy_of_a_sharded_state_restores_parameters_masters_states_and_options(dtype):
     grid, model = Grid(dp=2), Odd(dtype=torch.float32)
     zero = ShardedOptimizer(model, grid, adamw, dtype)
@@ -200,8 +200,8 @@ def test_a_copy_of_a_sharded_state_restores_parameters_masters_states_and_option
     assert trained(zero, model, range(2, 4)) == after
 
 
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
 @torch_world.on(2)
+@torch_world.each("dtype", [None, torch.bfloat16])
 def test_creating_states_leaves_parameters_and_masters_as_they_are(dtype):
     grid, model = Grid(dp=2), Odd(dtype=torch.float32)
     zero = ShardedOptimizer(model, grid, partial(torch.optim.AdamW, lr=0.5, weight_decay=0.9), dtype)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cases.odd_layers import OPTIMIZERS, Odd, adamw, loss_of, same, stages
+from cases.odd_layers import OPTIMIZERS, Odd, adamw, loss_of, same, stages, trained
 from cases.small_gpt import config_for, mine
 from harness import torch_world
 from harness.failures import raised
@@ -30,9 +30,9 @@ from ringcomm.parallel import (
 from ringcomm.torch.traffic import bytes_sent, record_traffic
 
 
-@pytest.mark.parametrize("width", [32, 33])
-@stages
 @torch_world.on(2, 4)
+@torch_world.each("width", [32, 33])
+@stages
 def test_a_step_sends_twice_its_parameters_and_one_number(width, stage):
     """Count the bytes of odd sizes too: parameters and shards are padded to multiples of 64 elements."""
     grid = Grid(dp=dist.get_world_size())
@@ -57,8 +57,8 @@ def live_bytes(*tensors):
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-@stages
 @torch_world.on(2, 4)
+@stages
 def test_a_rank_keeps_4_and_12_over_d_bytes_per_parameter_of_16_bits(stage):
     """Count the bytes of parameters, masters, moments, gradients and their buffers, before the step and after."""
     grid = Grid(dp=dist.get_world_size())
@@ -83,9 +83,9 @@ def test_a_rank_keeps_4_and_12_over_d_bytes_per_parameter_of_16_bits(stage):
         assert all(bucket.grad is None for bucket in zero._buckets)
 
 
-@stages
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @torch_world.on(2, 4)
+@stages
+@torch_world.each("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_masters_and_loss_scale_are_those_of_mixed_precision(stage, dtype):
     """Compare with a MixedPrecision and a DataParallel; in one step, a gradient of one rank is not finite."""
     grid = Grid(dp=dist.get_world_size())
@@ -113,14 +113,6 @@ def test_masters_and_loss_scale_are_those_of_mixed_precision(stage, dtype):
     for number, master in enumerate(mixed.masters):
         assert number not in masters or torch.equal(masters[number], master)
     assert len(masters) == 9
-
-
-def trained(zero, model, steps):
-    for step in steps:
-        loss_of(model, step, zero.dp).backward()
-        zero.finish_grad_sync()
-        zero.step()
-    return [parameter.tolist() for parameter in model.parameters()]
 
 
 def saved(kind, path):

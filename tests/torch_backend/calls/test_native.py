@@ -307,23 +307,22 @@ def test_debugging_in_detail_wraps_the_backend(run):
 
 
 OPERATIONS = (
-    (test_operations.test_all_reduce_with_every_operation_and_dtype,),
-    (test_operations.test_reduce_broadcast_gather_scatter_from_every_root, torch.bfloat16),
-    (test_operations.test_all_gather_of_every_kind, torch.float32),
-    (test_operations.test_lists_may_be_uneven,),
-    (test_operations.test_reduce_scatter_of_lists_and_tensors, torch.int32),
-    (test_operations.test_all_to_all_of_lists_and_tensors_even_and_not,),
-    (test_operations.test_messages_between_ranks,),
-    (test_groups.test_objects_and_barriers,),
-    (test_groups.test_coalesced_calls,),
-    (test_groups.test_async_calls_and_their_futures,),
+    test_operations.test_all_reduce_with_every_operation_and_dtype,
+    test_operations.test_reduce_broadcast_gather_scatter_from_every_root,
+    test_operations.test_all_gather_of_every_kind,
+    test_operations.test_lists_may_be_uneven,
+    test_operations.test_reduce_scatter_of_lists_and_tensors,
+    test_operations.test_all_to_all_of_lists_and_tensors_even_and_not,
+    test_operations.test_messages_between_ranks,
+    test_groups.test_objects_and_barriers,
+    test_groups.test_coalesced_calls,
+    test_groups.test_async_calls_and_their_futures,
 )
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation[0].__name__)
-def test_operations_beside_another_backend(run, operation):
-    fn, *args = operation
-    run(fn, *args, backend=TWO)
+@pytest.mark.parametrize("fn", OPERATIONS, ids=lambda fn: fn.__name__)
+def test_operations_beside_another_backend(run, fn):
+    run(fn, backend=TWO)
 
 
 def test_the_profiler_shows_each_call_beside_another_backend(run):

@@ -137,8 +137,8 @@ def test_invalid_arguments_are_refused_and_the_group_stays_usable():
     same(x, sum(values(3)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 @torch_world.on(1, 2, 4)
+@torch_world.each("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_reduce_broadcast_gather_scatter_from_every_root(dtype):
     rank, size = me()
     for root in range(size):
@@ -163,8 +163,8 @@ def test_reduce_broadcast_gather_scatter_from_every_root(dtype):
 # --- All to all -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64, *MOVED])
 @torch_world.on(1, 2, 4)
+@torch_world.each("dtype", [torch.float32, torch.bool, torch.complex64, *MOVED])
 def test_all_gather_of_every_kind(dtype):
     rank, size = me()
     mine, all_of_them = value(rank, 3, 2, dtype=dtype), values(3, 2, dtype=dtype)
@@ -193,8 +193,8 @@ def test_lists_may_be_uneven():
     same(out, sum(values(rank + 1)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
 @torch_world.on(1, 2, 4)
+@torch_world.each("dtype", [torch.float32, torch.float16, torch.int32])
 def test_reduce_scatter_of_lists_and_tensors(dtype):
     rank, size = me()
     inputs = [[value(10 * source + to, 2, 3, dtype=dtype) for to in range(size)] for source in range(size)]

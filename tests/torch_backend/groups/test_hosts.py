@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import time
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -43,23 +42,23 @@ def across_hosts(fn, *args):
 
 
 @pytest.mark.parametrize(
-    ("fn", "args"),
+    "fn",
     [
-        (test_operations.test_reduce_scatter_of_lists_and_tensors, (torch.float32,)),
-        (test_operations.test_messages_between_ranks, ()),
-        (test_operations.test_all_gather_of_every_kind, (torch.float8_e4m3fn,)),
-        (test_operations.test_all_reduce_with_every_operation_and_dtype, ()),
-        (test_operations.test_lists_may_be_uneven, ()),
-        (test_operations.test_all_to_all_of_lists_and_tensors_even_and_not, ()),
-        (test_operations.test_reduce_broadcast_gather_scatter_from_every_root, (torch.int64,)),
-        (test_groups.test_objects_and_barriers, ()),
-        (test_groups.test_async_calls_and_their_futures, ()),
-        (test_groups.test_sub_groups_are_used_side_by_side, ()),
+        test_operations.test_reduce_scatter_of_lists_and_tensors,
+        test_operations.test_messages_between_ranks,
+        test_operations.test_all_gather_of_every_kind,
+        test_operations.test_all_reduce_with_every_operation_and_dtype,
+        test_operations.test_lists_may_be_uneven,
+        test_operations.test_all_to_all_of_lists_and_tensors_even_and_not,
+        test_operations.test_reduce_broadcast_gather_scatter_from_every_root,
+        test_groups.test_objects_and_barriers,
+        test_groups.test_async_calls_and_their_futures,
+        test_groups.test_sub_groups_are_used_side_by_side,
     ],
-    ids=lambda value: getattr(value, "__name__", ""),
+    ids=lambda fn: fn.__name__,
 )
-def test_operations_across_hosts(fn, args):
-    torch_world.run(across_hosts, 4, fn, *args)
+def test_operations_across_hosts(fn):
+    torch_world.run(across_hosts, 4, fn)
 
 
 def inside_a_host():
@@ -189,7 +188,6 @@ def test_init_under_torchrun_on_two_hosts(job):
 
 def in_world(_, fn, *args):
     """Call `fn(*args)` in the group that the environment of torchrun describes."""
-    torch.set_num_threads(1)
     dist.init_process_group("ringcomm", timeout=torch_world.timedelta(seconds=harness.OPERATION))
     try:
         assert dist.group.WORLD.comm._transport.name == "shm+sockets"
@@ -213,16 +211,9 @@ def test_a_checkpoint_of_two_hosts_is_loaded_on_both_and_on_one(job, tmp_path):
         assert step == 7
 
 
-def train_on_one_thread(comm):
-    """Train as the ranks of the job do: on a loaded machine two threads wait for each other at each operation."""
-    torch.set_num_threads(1)
-    with patch.dict(os.environ, OMP_NUM_THREADS="1"):
-        return train(comm, *GPT)
-
-
 @pytest.fixture(scope="module")
 def losses_alone():
-    (alone,) = harness.run(train_on_one_thread, 1)
+    (alone,) = harness.run(train, 1, *GPT)
     return losses(alone)
 
 

@@ -1,8 +1,6 @@
 """The default group of torch.distributed without lost ranks, and with those that come back."""
 
 import json
-import subprocess
-import sys
 from contextlib import closing
 
 import pytest
@@ -11,6 +9,7 @@ import torch.distributed as dist
 
 import ringcomm.torch
 from harness import torch_world
+from harness.jobs import run_job
 from harness.nodes import Job
 
 pytestmark = pytest.mark.slow
@@ -24,7 +23,6 @@ from ringcomm import Aborted, ArgumentError, PeerLost
 from torch.nn.parallel import DistributedDataParallel
 
 rank, restarts, ranks = (int(os.environ[f"RINGCOMM_{name}"]) for name in ("RANK", "RESTARTS", "SIZE"))
-torch.set_num_threads(1)
 for call in (ringcomm.torch.shrink, ringcomm.torch.grow):
     try:
         call()
@@ -66,13 +64,7 @@ dist.destroy_process_group()
 
 def run(tmp_path, ranks, program, *arguments):
     """Return what each rank printed, by rank."""
-    (tmp_path / "program.py").write_text(program)
-    command = [sys.executable, "-m", "ringcomm", "run", "-n", str(ranks), "--respawn", "2"]
-    ended = subprocess.run(
-        [*command, str(tmp_path / "program.py"), *arguments], capture_output=True, text=True, timeout=120
-    )
-    assert ended.returncode == 0, ended.stderr
-    return results(ended.stdout)
+    return results(run_job(tmp_path, ranks, program, *arguments, options=("--respawn=2",)).stdout)
 
 
 def run_on_two_nodes(tmp_path, ranks, program, *arguments):
@@ -107,7 +99,7 @@ def undisturbed():
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("run", [run, run_on_two_nodes])
+@pytest.mark.parametrize("run", [pytest.param(run, marks=pytest.mark.exhaustive), run_on_two_nodes])
 def test_ddp_trains_through_the_loss_and_return_of_a_rank(run, tmp_path):
     found = run(tmp_path, 3, PROGRAM, "[[1, 0, 4]]")
     assert {rank: rest[:2] for rank, rest in found.items()} == {0: [0, 3], 1: [1, 3], 2: [0, 3]}
@@ -124,7 +116,6 @@ import torch.distributed as dist
 import ringcomm.torch
 from ringcomm import Aborted
 
-torch.set_num_threads(1)
 ringcomm.torch.init_process_group(timeout=60)
 rank, text = dist.get_rank(), ""
 of_all, of_two = dist.new_group(), dist.new_group([1, 2])

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import harness
 from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.process_watch import ProcessWatch
+from ringcomm.bootstrap.torch_store import TorchStoreAdapter
 
 BIN = Path(sys.executable).parent
 
@@ -43,7 +44,7 @@ def check(how, **options):
 def start(command, *, status=0, **environment):
     ended = subprocess.run(
         [str(part) for part in command],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -160,19 +161,15 @@ def test_a_rank_that_does_not_join_is_named_on_every_other(tmp_path):
     harness.run(wait_for_a_third, 2, str(tmp_path / "store"))
 
 
-ADDRESSES = """
-import torch.distributed as dist
-from ringcomm.bootstrap.torch_store import TorchStoreAdapter
-
-store = dist.TCPStore("127.0.0.1", 0, is_master=True)
-for inner in (store, dist.PrefixStore("a group", dist.PrefixStore("a job", store))):
-    assert TorchStoreAdapter(inner, watch=None).server == f"127.0.0.1:{store.port}"
-assert TorchStoreAdapter(dist.PrefixStore("a job", dist.HashStore()), watch=None).server == ""
-"""
+def know_where_torch_serves_its_store(_):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    for inner in (store, dist.PrefixStore("a group", dist.PrefixStore("a job", store))):
+        assert TorchStoreAdapter(inner, watch=None).server == f"127.0.0.1:{store.port}"
+    assert TorchStoreAdapter(dist.PrefixStore("a job", dist.HashStore()), watch=None).server == ""
 
 
 def test_the_adapter_knows_where_torch_serves_its_store():
-    subprocess.run([sys.executable, "-c", ADDRESSES], check=True, timeout=harness.JOB)
+    harness.run(know_where_torch_serves_its_store, 1)
 
 
 class CountingStore:
@@ -192,8 +189,6 @@ class CountingStore:
 
 
 def test_the_requests_to_a_store_of_torch_grow_with_the_ranks_not_with_their_square():
-    from ringcomm.bootstrap.torch_store import TorchStoreAdapter
-
     size, store = 9, CountingStore()
     with ThreadPoolExecutor(size) as pool, closing(ProcessWatch(0)) as watch:
         adapter = TorchStoreAdapter(store, watch)
