@@ -32,11 +32,11 @@ class Rule(NamedTuple):
     """A function that returns the refusal of numbers that break a rule, and their names, which are its parameters."""
 
     refusal: Callable[..., Refusal]
-    needs: frozenset[str]
+    needs: tuple[str, ...]
 
     @classmethod
     def of(cls, refusal: Callable[..., Refusal]) -> "Rule":
-        return cls(refusal, frozenset(signature(refusal).parameters))
+        return cls(refusal, tuple(signature(refusal).parameters))
 
 
 RULES: list[Rule] = []
@@ -51,7 +51,11 @@ def check(**known: Any) -> None:
 def broken(known: Mapping[str, Any], rules: Iterable[Rule] = RULES) -> Refusal:
     """Return the refusal of the first rule that these numbers break."""
     for refusal, needs in rules:
-        if needs <= known.keys() and (error := refusal(**{name: known[name] for name in needs})):
+        try:
+            numbers = [known[name] for name in needs]
+        except KeyError:  # not known yet
+            continue
+        if error := refusal(*numbers):
             return error
     return None
 

@@ -5,7 +5,7 @@ from dataclasses import fields
 from itertools import product
 from typing import Any
 
-from ringcomm.layout_rules import broken, divisors
+from ringcomm.layout_rules import Rule, broken, divisors
 from ringcomm.pipelining.schedule import SPLIT_BACKWARD
 from ringcomm.plan.model.layout import (
     PLANNED,
@@ -20,11 +20,20 @@ from ringcomm.plan.model.workload import Workload
 
 __all__ = ["axes", "axis_sizes", "layouts"]
 
-CHOICES = ("micro_batch", "ep", "sequence_parallel", "chunks", "recompute", "zero")  # made in this order
+AXES = ("tp", "pp", "dp", "cp")
+CHOICES = ("micro_batch", "ep", "sequence_parallel", "chunks", "recompute", "zero")  # in this order, after the axes
+FOLLOWS = {"micro_batches": "micro_batch", "schedule": "chunks"}  # from which choice
 FIELDS = tuple(each.name for each in fields(ParallelLayout))
-# What a choice may break: a rule of it, or of what follows from it.
-RULES_OF = {name: [rule for rule in PLANNED if name in rule.needs] for name in FIELDS}
-RULES_OF["chunks"] += [rule for rule in PLANNED if "schedule" in rule.needs and "chunks" not in rule.needs]
+
+
+def _last_of(rule: Rule) -> str:
+    """Return the number of a rule that is chosen last."""
+    order = (*AXES, *CHOICES)
+    chosen = {FOLLOWS.get(name, name) for name in rule.needs}
+    return max(chosen.intersection(order), key=order.index)
+
+
+RULES_OF = {name: [rule for rule in PLANNED if _last_of(rule) == name] for name in (*AXES, *CHOICES)}
 
 Numbers = dict[str, Any]
 
