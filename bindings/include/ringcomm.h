@@ -298,7 +298,8 @@ int rc_exchange(rc_comm* comm, const rc_transfer* sent, const rc_transfer* recei
 int rc_poll(rc_comm* comm, const rc_transfer* probe, int* found, rc_message* message);
 /* Withdraws a receive that no message has matched: then it is done, and `cancelled` is 1. Has no effect on others. */
 int rc_cancel(rc_work* work, int* cancelled);
-/* This rank sends no more messages: a peer that waits for one fails as if this rank had closed. */
+/* This rank sends no more messages: a peer that waits for one fails as if this rank had closed. It does not if this
+ * rank has never used the communicator, or exchanges messages of arrays on a GPU. */
 int rc_announce_close(rc_comm* comm);
 /* What a receive that is done has received. */
 int rc_work_message(rc_work* work, rc_message* message);

@@ -184,8 +184,7 @@ public:
     // Returns a status.
     int start() {
         if (works_.empty()) return RC_OK;
-        const int status = run_core(bytes_, [&] { return rc_start_all(works_.data(), int(works_.size()), &number); });
-        return status;
+        return run_core(bytes_, [&] { return rc_start_all(works_.data(), int(works_.size()), &number); });
     }
 
     int number = 0;  // of those that have started

@@ -1,7 +1,8 @@
 // Blocks from each rank to each other: broadcast, gather, scatter, all_gather and all_to_all.
 //
 // The beginning of every block is pushed into a staging buffer of its receiver before the start flag, which publishes
-// it: a small block needs nothing else. The rest goes through a FIFO for each pair, all of them side by side: in round
+// it: a small block needs nothing else. (In symmetric buffers a long one is then moved directly, all of it: what was
+// pushed is a small part.) The rest goes through a FIFO for each pair, all of them side by side: in round
 // k a rank fills slot k of each peer, once it has been released, and takes out slot k - LAG of each. So it waits only
 // for what its peers do in earlier rounds, and the ranks never wait in a circle, whatever the lengths.
 #pragma once
@@ -78,7 +79,8 @@ RC_DEVICE bool start_with_data(Call& call, uint64_t common, Sent sent, Received 
 // where blocks of equal length have more than is staged.
 template <class Sent, class Received, class Directly>
 RC_DEVICE void collective(Call& call, uint64_t common, Sent sent, Received received, Directly directly) {
-    const uint64_t stage = call.mine.layout.shape.stage_bytes;
+    // Where only pairs know their lengths, a rank that finds a difference is to send nothing, so that all ranks fail.
+    const uint64_t stage = call.pairwise ? 0 : call.mine.layout.shape.stage_bytes;
     const auto mine = [&](Range block) {
         const Range part = channel_part(call.ctx, block.bytes());
         return block.part(part.begin, part.end);

@@ -18,7 +18,7 @@ struct Shape {
     int32_t ranks, channels;
     uint32_t slots;        // at least 3, or the ring deadlocks (ring.cuh)
     uint32_t slot_bytes;   // at least 16 for each rank
-    uint32_t stage_bytes;  // one-shot and two-shot: what one rank stages for another at once
+    uint32_t stage_bytes;  // what one rank stages for another at once
     uint32_t line_bytes;   // LL: the same, counting data only
 };
 

@@ -5,8 +5,8 @@
 
 namespace ringcomm::cuda {
 
-// Calls serve(part, peer) for every peer, on warps of its own: one after another, the first access to memory of each
-// would wait for that of the peer before. `part` is that part of the block; it has no barrier.
+// Calls serve(part, peer) for every peer, on warps of its own if there are enough: one after another, the first access
+// to memory of each would wait for that of the peer before. `part` is that part of the block; it has no barrier.
 template <class Serve>
 RC_DEVICE void for_each_peer(const Call& call, Serve serve) {
     const Ctx& ctx = call.ctx;

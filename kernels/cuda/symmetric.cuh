@@ -1,5 +1,6 @@
 // Symmetric buffers. Where all ranks have their arrays at the same location of a symmetric buffer, each accesses those
-// of its peers directly, without staging. A second start makes every rank wait until its peers have finished.
+// of its peers directly, without staging. A second start makes every rank wait until its peers have finished. What is
+// short takes one start on its usual path: all_gather, reduce_scatter and all_to_all of blocks that are staged at once.
 // The sums have the CPU's bits.
 //
 // Broadcast and reduce stay with the ring, where no link carries the array more than once.

@@ -42,6 +42,7 @@ __all__ = ["REPORT_TIMEOUT", "Exchanged", "exchange_descriptors"]
 
 HELLO, READY = "hello", "ready"  # in the store
 SLICE = 0.1  # seconds between checks of the store: an abort there does not wake rank 0 from select()
+BACKLOG_PAUSE = 0.01  # seconds before another attempt to connect
 REPORT_TIMEOUT = 2.0  # seconds for rank 0 to name the missing ranks, after which the others give up too: many slices
 
 Facts = dict[str, Any]
@@ -116,6 +117,7 @@ class _Server:
     def run(self, hello: Facts) -> Exchanged:
         mine = {"hello": hello, "address": self._address, "secret": self._secret}
         ranks = all_gather_facts(self._store, HELLO, 0, self._size, mine, self._timeout)
+        self._deadline = max(self._deadline, time.monotonic() + REPORT_TIMEOUT)  # all are there, perhaps just in time
         self._await_all()
         self._pidfds[0] = open_pidfd(os.getpid(), self._in_job(0))
         self._owned.append(self._pidfds[0])
@@ -204,6 +206,7 @@ class _Client:
 
     def run(self, hello: Facts) -> Exchanged:
         ranks = all_gather_facts(self._store, HELLO, self._rank, self._size, {"hello": hello}, self._timeout)
+        self._deadline = max(self._deadline, time.monotonic() + 2 * REPORT_TIMEOUT)
         self._connect(ranks[0]["address"], ranks[0]["secret"])
         answer = self._receive()
         fields = answer.fields
@@ -229,12 +232,19 @@ class _Client:
         return max(0.001, self._deadline - time.monotonic())
 
     def _connect(self, address: str, secret: str) -> None:
-        try:
-            self._server = self._held.enter_context(connect(address, self._left(), DescriptorSocket))
-        except ConnectionRefusedError:
-            raise self._server_lost() from None
-        except UntrustedServer as error:
-            raise RingcommError(f"refused the descriptors of rank 0: {error}") from None
+        server = None
+        while server is None:
+            try:
+                server = connect(address, self._left(), DescriptorSocket)
+            except BlockingIOError:  # other ranks wait to be admitted
+                if time.monotonic() > self._deadline:
+                    raise missing_ranks([0], self._size, self._timeout, members=self._store.members) from None
+                time.sleep(BACKLOG_PAUSE)
+            except ConnectionRefusedError:
+                raise self._server_lost() from None
+            except UntrustedServer as error:
+                raise RingcommError(f"refused the descriptors of rank 0: {error}") from None
+        self._server = self._held.enter_context(server)
         pidfd = open_pidfd(os.getpid(), self._in_job(self._rank))
         try:
             with suppress(BrokenPipeError, ConnectionResetError):  # rank 0 is lost; _receive raises the reason

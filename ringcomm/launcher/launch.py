@@ -84,11 +84,11 @@ def launch(
 
 def _first_error(failures: list[RankResult], size: int) -> Exception:
     """Return the first error, not its consequences on other ranks, nor their errors that name the rank that failed."""
-    own = {each.rank for each in failures if not _is_consequence(each)}
+    # Those whose own error names them: a rank in an error may be one of another communicator.
+    named_by_themselves = {each.rank for each in failures if _names(each) == each.rank and not _is_consequence(each)}
 
     def order(each: RankResult) -> tuple[bool, bool, float]:
-        named = each.error.rank if isinstance(each.error, RingcommError) else None
-        return _is_consequence(each), named != each.rank and named in own, each.when
+        return _is_consequence(each), _names(each) in named_by_themselves - {each.rank}, each.when
 
     first = min(failures, key=order)
     assert first.error is not None
@@ -96,6 +96,10 @@ def _first_error(failures: list[RankResult], size: int) -> Exception:
     if first.trace and not first.error.__traceback__:  # from another process
         first.error.add_note(first.trace)
     return first.error
+
+
+def _names(failure: RankResult) -> int | None:
+    return failure.error.rank if isinstance(failure.error, RingcommError) else None
 
 
 def _is_consequence(failure: RankResult) -> bool:

@@ -21,7 +21,7 @@ from ringcomm.mpi4py.base.handles import constant
 from ringcomm.mpi4py.base.info import Info
 from ringcomm.mpi4py.base.options import options
 from ringcomm.mpi4py.comm.intracomm import Intracomm
-from ringcomm.mpi4py.groups.context import OPEN, TIMEOUT, Context, close_all
+from ringcomm.mpi4py.groups.context import OPEN, TIMEOUT, Context, announce_end, close_all
 from ringcomm.mpi4py.groups.create_group import connect_alone, settings
 from ringcomm.mpi4py.requests.buffered import BufferedSends
 from ringcomm.mpi4py.requests.operations import DONE, PendingOperation
@@ -131,9 +131,7 @@ def Finalize() -> None:
         raise errors.failure(errors.ERR_OTHER, "Finalize was called before" if _finalized else "Init was not called")
     COMM_SELF._delete_attributes()
     COMM_WORLD._delete_attributes()
-    for context in tuple(OPEN):
-        with suppress(RingcommError):  # broken
-            context.messages.announce_close()
+    announce_end()
     _await_others(COMM_WORLD._object.comm)
     _disconnect()
 

@@ -55,7 +55,7 @@ def test_the_absent_are_named_when_the_time_is_over(start):
     assert start.due() > time.monotonic()
 
 
-def test_the_loss_of_a_member_answers_all_and_one_that_ended_key_is_not_lost(start):
+def test_the_loss_of_a_member_answers_all_and_one_that_has_left_is_not_lost(start):
     start.take("a", ask("key"))
     assert start.lose("b", "has ended") == []
     ((peer, data),) = start.poll()

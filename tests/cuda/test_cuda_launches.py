@@ -34,8 +34,9 @@ def without_python(comm):
         raise AssertionError(f"Python launches {call}")
 
     for length in LENGTHS:
-        x = emulated.array(np.ones(length))
-        results = [comm.all_reduce(x), comm.all_gather(x)]  # their kernels are loaded
+        x, row = emulated.array(np.ones((size, length))), emulated.array(np.ones(length))
+        results = [comm.all_reduce(x), comm.reduce(x), comm.broadcast(x)]  # their kernels are loaded
+        results += [comm.reduce_scatter(x), comm.all_gather(row)]
         synchronize()
         del results
     comm.barrier()

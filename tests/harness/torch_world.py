@@ -46,6 +46,7 @@ def each(names, values):
 
     An error names the values. `names` is one name, or several with commas, as in pytest.mark.parametrize.
     """
+    assert values
     chosen = names.replace(",", " ").split()
 
     def all_of(fn):

@@ -160,6 +160,24 @@ def test_a_wait_for_a_message_of_a_rank_in_finalize_fails(run_program, call, tex
     assert (any_source if "any)" in text else "rank 1 closed the communicator while rank 0 needed it for") in error
 
 
+def test_a_wait_on_a_communicator_that_a_rank_in_finalize_had_freed_fails(run_program):
+    text = """
+        import numpy as np
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD.Dup()
+        if comm.rank == 1:
+            comm.Free()
+            MPI.Finalize()
+        else:
+            try:
+                comm.Recv(np.zeros(3), 1)
+            except MPI.Exception as error:
+                print(error)
+        """
+    assert "rank 1 closed the communicator while rank 0 needed it for" in run_program(2, text).stdout
+
+
 def test_ranks_free_their_communicators_in_different_orders():
     text = """
         from mpi4py import MPI

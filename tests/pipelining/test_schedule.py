@@ -30,10 +30,16 @@ SPLIT = [make_schedule(name, p, m) for name in ("zb-h1", "zbv") for p in RANKS f
 def for_each(schedules):
     """Make a test of a function of one schedule."""
 
+    assert schedules
+
     def test_of(check):
         def test():
             for schedule in schedules:
-                check(schedule)
+                try:
+                    check(schedule)
+                except BaseException as error:
+                    error.add_note(f"with {schedule}")
+                    raise
 
         return test
 

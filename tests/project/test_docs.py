@@ -23,6 +23,13 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks
 DOCS = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
 
 
+def test_no_file_has_the_marks_of_a_merge():
+    folders = ("docs", "ringcomm", "bindings", "kernels", "tests", "benchmarks", "examples")
+    files = [*ROOT.glob("*.*"), *(file for folder in folders for file in (ROOT / folder).rglob("*.*"))]
+    marked = re.compile(rb"^(<{7}|>{7}) ", re.MULTILINE)
+    assert [file for file in files if file.is_file() and marked.search(file.read_bytes())] == []
+
+
 def test_the_drawing_of_the_layers_is_what_the_test_of_imports_enforces():
     drawing = re.search(r"## Layers.*?```\n(.*?)```", DOCS["architecture.md"], re.DOTALL)[1]
     rows = [re.split(r" {2,}", line) for line in drawing.splitlines()]

@@ -14,6 +14,7 @@ uint64_t check(const EntryGuard& entry, const char* name, const rc_transfer* tra
     check_range("kind", transfer->kind, first, last);
     check_seconds("timeout", transfer->timeout);
     check_rank("peer", transfer->peer, sends(transfer->kind) ? 0 : -1, entry.group().size);
+    if (transfer->taken && transfer->kind != RC_RECV_MESSAGE) reject("taken: expected 0 for all but RC_RECV_MESSAGE");
     return checked_bytes("data", transfer->data, transfer->count, transfer->dtype);
 }
 
@@ -110,6 +111,7 @@ int rc_poll(rc_comm* comm, const rc_transfer* probe, int* found, rc_message* mes
     return enter(comm, [&](const EntryGuard& entry) {
         check_pointer("found", found);
         check(entry, "probe", probe, RC_PROBE, RC_TAKE);
+        check_in_host_memory(*probe);
         const auto polled = entry->p2p.poll(*probe);
         *found = polled.has_value();
         if (polled && message) *message = *polled;

@@ -1,4 +1,5 @@
 // How PointToPointEngine fails: what ends a request, and all of them.
+#include <cctype>
 #include <cstring>
 #include <utility>
 
@@ -72,7 +73,7 @@ bool PointToPointEngine::sends_no_more(int peer) const { return group_.closed(pe
 // Of a receive or probe that a thread waits for: the program may still cancel any other one.
 std::optional<Failure> PointToPointEngine::find_senders_closed(const Request& request) const {
     const int peer = request.transfer.peer;
-    if (request.sends || request.polls || request.message.source >= 0) return {};
+    if (request.is_done() || request.sends || request.polls || request.message.source >= 0) return {};
     if (peer == group_.rank || group_.size == 1) return {};
     if (peer >= 0 && !sends_no_more(peer)) return {};
     if (peer >= 0) return group_.peer_lost(peer, "closed the communicator", request.describe_call());
@@ -103,7 +104,8 @@ Failure PointToPointEngine::as_failure_of(const Request& request, const Failure&
     if (!error.group_size && error.rank >= 0 && error.rank == request.transfer.peer) {
         if (auto lost = group_.peer_failure(error.rank, call)) return *lost;
     }
-    if (strstr(error.message, call.c_str())) return failure;
+    const char* const named = strstr(error.message, call.c_str());
+    if (named && !isdigit(named[call.size()])) return failure;  // "tag 1" is not in "tag 11"
     Failure own(failure);
     copy_text(own.error.message, sizeof own.error.message, call + " ended: " + error.message);
     return own;

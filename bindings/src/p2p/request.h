@@ -70,6 +70,7 @@ struct PointToPointEngine::Request {
     int call() const {
         constexpr int calls[] = {CALL_SEND,         CALL_SEND,  CALL_RECV,  CALL_RECV,
                                  CALL_RECV_MESSAGE, CALL_PROBE, CALL_PROBE, CALL_PROBE};
+        static_assert(std::size(calls) == RC_TRANSFER_KINDS);
         return calls[transfer.kind];
     }
     // Whether the message is set apart, rather than received.

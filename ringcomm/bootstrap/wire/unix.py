@@ -43,7 +43,10 @@ class UntrustedServer(ConnectionError):
 
 
 def connect(address: str, seconds: float, kind: type[Socket]) -> Socket:
-    """Return a connection to the server of this user at the abstract `address`."""
+    """Return a connection to the server of this user at the abstract `address`.
+
+    Raises BlockingIOError while too many others wait to be admitted.
+    """
     with ExitStack() as failed:
         peer = kind(socket.socket(socket.AF_UNIX))
         failed.enter_context(peer)

@@ -20,7 +20,7 @@ from ringcomm.mpi4py.requests.operations import PendingOperation
 from ringcomm.mpi4py.requests.request import Request
 from ringcomm.transports.requests import RequestMaker
 
-__all__ = ["KINDS", "NULL", "OPEN", "TIMEOUT", "Context", "close_all"]
+__all__ = ["KINDS", "NULL", "OPEN", "TIMEOUT", "Context", "announce_end", "close_all"]
 
 TIMEOUT = 30 * 24 * 3600.0  # seconds: MPI programs wait as long as they like; a dead rank is reported at once
 
@@ -108,6 +108,13 @@ class Context:
         with suppress(RingcommError):
             self.buffered.flush()
         _freed.discard(self)
+
+
+def announce_end() -> None:
+    """Tell the other ranks that this one sends nothing more, also on communicators that they have not freed yet."""
+    for context in (*OPEN, *_freed):
+        with suppress(RingcommError):  # broken
+            context.messages.announce_close()
 
 
 def close_all() -> None:

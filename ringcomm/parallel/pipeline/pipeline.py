@@ -91,13 +91,10 @@ class Pipeline:
             if schedule.chunks != len(chunks):
                 raise refuse("chunks of this rank", f"those of the schedule, {schedule.chunks}", len(chunks))
             validate(schedule)
-            sharded = any(isinstance(each, DTensor) for each in parameters)  # by FSDP
-            check(
-                schedule=schedule.name,
-                split_backward=schedule.splits_backward,
-                recompute="full" if recompute else "none",
-                zero=3 if sharded else 0,
-            )
+            computed_again = "full" if recompute else "none"
+            check(schedule=schedule.name, split_backward=schedule.splits_backward, recompute=computed_again)
+            if schedule.splits_backward and any(isinstance(each, DTensor) for each in parameters):
+                raise refuse(f"parameters with {schedule.name}", "tensors, because it splits backward", "DTensors")
             if data_parallel and data_parallel.dp.ranks != grid.dp_cp.ranks:
                 raise refuse("data_parallel", f"one over dp_cp, ranks {grid.dp_cp.ranks}", data_parallel.dp)
         self._untied = ""  # why no step is possible; evaluation needs no sums of gradients

@@ -56,8 +56,8 @@ def plain_form(name, root, with_out):
         if not row.moves_data:
             return getattr(c, name)()
         gives, gets = row.gives(c.rank, root), row.gets(c.rank, root)
-        options = {"root": root} if row.rooted else {}
-        if row.reduces:
+        options = {"root": root} if row.rooted and root else {}
+        if row.reduces and with_out:
             options["op"] = "prod"
         if name != "broadcast" and gets and (with_out or not gives):
             options["out"] = y[:2] if row.got == "BLOCK" else y

@@ -1,6 +1,7 @@
 """How pending messages end with their communicator: each by an error that names its own call."""
 
 import os
+import re
 import signal
 
 import numpy as np
@@ -102,6 +103,7 @@ def die_with_pending_messages(comm):
         os.kill(os.getpid(), signal.SIGKILL)
     sources = [2, 2, 1 - comm.rank]
     works = [comm.recv(np.zeros(3), source, tag, async_op=True) for tag, source in enumerate(sources)]
+    works += [comm.recv(np.zeros(3), tag=tag, async_op=True) for tag in (11, 1)]
     return [(error.rank, str(error)) for error in (raised(PeerLost, work.wait) for work in works)]
 
 
@@ -110,7 +112,9 @@ def test_after_a_death_every_pending_message_names_its_own_call():
         answers = {rank: answer for rank, answer, _ in outcomes(pool, die_with_pending_messages)}
     assert isinstance(answers.pop(2), ConnectionError)
     for rank, errors in answers.items():
-        assert [lost for lost, _ in errors] == [2, 2, 2]
+        assert [lost for lost, _ in errors] == [2] * 5
         for tag, (_, text) in enumerate(errors[:2]):
             assert f"died while rank {rank} needed it for recv(float64 x 3, from 2) with tag {tag}" in text
         assert errors[2][1].startswith(f"recv(float64 x 3, from {1 - rank}) with tag 2 ended: rank 2 (process ")
+        for tag, (_, text) in zip((11, 1), errors[3:], strict=True):
+            assert re.search(rf"recv\(float64 x 3, from any\) with tag {tag}\b", text)

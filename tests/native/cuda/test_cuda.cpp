@@ -389,7 +389,7 @@ void check_stale_lines() {
     for (int i = 0; i < 4; ++i) run_case(world, {LL, INT32, SUM, 4});
 }
 
-// Arrays at the same location of symmetric buffers are not staged in the arenas; others are.
+// Arrays at the same location of symmetric buffers do not pass through slots; others do.
 void check_symmetric() {
     for (const int kernel : {RING_ALL_REDUCE, RING_REDUCE_SCATTER, RING_ALL_GATHER, ALL_TO_ALL})
         for (const int odd : {99, 1}) {

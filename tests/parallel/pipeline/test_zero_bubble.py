@@ -334,4 +334,4 @@ def test_recomputation_of_stages_and_sharded_parameters_are_refused():
     assert str(error) == "recompute with zb-h1, which splits backward: expected none, got full"
     sharded = fully_shard(nn.Linear(2, 2), mesh=grid.mesh["dp"])
     error = raised(ArgumentError, lambda: Pipeline(grid, sharded, schedule, F.mse_loss))
-    assert str(error) == "zero with zb-h1, which splits backward: expected at most 2, got 3"
+    assert str(error) == "parameters with zb-h1: expected tensors, because it splits backward, got DTensors"

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import ringcomm.torch
-from harness import torch_world
+from harness import pools, torch_world
 from harness.jobs import run_job
 from harness.nodes import Job
 
@@ -64,7 +64,9 @@ dist.destroy_process_group()
 
 def run(tmp_path, ranks, program, *arguments):
     """Return what each rank printed, by rank."""
-    return results(run_job(tmp_path, ranks, program, *arguments, options=("--respawn=2",)).stdout)
+    return results(
+        run_job(tmp_path, ranks, program, *arguments, options=("--respawn=2",), timeout=3 * pools.JOB).stdout
+    )
 
 
 def run_on_two_nodes(tmp_path, ranks, program, *arguments):
