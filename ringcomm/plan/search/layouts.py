@@ -35,6 +35,16 @@ def _last_of(rule: Rule) -> str:
 
 RULES_OF = {name: [rule for rule in PLANNED if _last_of(rule) == name] for name in (*AXES, *CHOICES)}
 
+
+def _reads(choice: str) -> tuple[str, ...]:
+    """Return the numbers chosen before on which it depends what may be chosen."""
+    needed = {"dp", "pp"}.union(*(rule.needs for rule in RULES_OF[choice]))  # _values reads these two
+    needed |= {FOLLOWS[name] for name in needed & FOLLOWS.keys()}
+    return tuple(name for name in (*AXES, *CHOICES) if name in needed - {choice})
+
+
+READS = {choice: _reads(choice) for choice in CHOICES}
+
 Numbers = dict[str, Any]
 
 
@@ -46,9 +56,10 @@ def layouts(workload: Workload, fixed: LayoutFields | None = None) -> Iterator[P
     """
     fixed = fixed or {}
     split = fixed.get("schedule") in SPLIT_BACKWARD
+    legal: dict[object, list[Any]] = {}
     for tp, pp, dp, cp in axes(workload, fixed):
         known = _numbers(workload) | {"tp": tp, "pp": pp, "dp": dp, "cp": cp, "split_backward": split}
-        for _ in _with_choices(known, fixed, CHOICES):
+        for _ in _with_choices(known, fixed, CHOICES, legal):
             yield ParallelLayout(*map(known.__getitem__, FIELDS))
 
 
@@ -74,24 +85,37 @@ def axes(workload: Workload, fixed: LayoutFields) -> Iterator[tuple[int, int, in
             yield tp, pp, dp, cp
 
 
-def _with_choices(known: Numbers, fixed: LayoutFields, names: Sequence[str]) -> Iterator[None]:
-    """Add all choices of the other numbers that break no rule to these, one after another; then they are as before."""
+def _with_choices(
+    known: Numbers, fixed: LayoutFields, names: Sequence[str], legal: dict[object, list[Any]]
+) -> Iterator[None]:
+    """Add all choices of the other numbers that break no rule to these, one after another.
+
+    `legal` keeps the values of a choice for the numbers that it depends on.
+    """
     if not names:
         yield
         return
     name, *others = names
-    rules = RULES_OF[name]
-    for value in _allowed(fixed, name, _values(name, known)):
-        known[name] = value
-        if name == "micro_batch":
-            known["micro_batches"] = known["batch"] // known["dp"] // value
-        if name == "chunks":
-            known["schedule"] = SCHEDULES[known["split_backward"], value > 1]
-            if known["schedule"] != fixed.get("schedule", known["schedule"]):
-                continue
-        if not broken(known, rules):
-            yield from _with_choices(known, fixed, others)
-    known.pop(name, None)
+    key = name, *map(known.__getitem__, READS[name])
+    if key not in legal:
+        legal[key] = [each for each in _allowed(fixed, name, _values(name, known)) if _fits(known, fixed, name, each)]
+    for value in legal[key]:
+        _choose(known, name, value)
+        yield from _with_choices(known, fixed, others, legal)
+
+
+def _choose(known: Numbers, name: str, value: Any) -> None:
+    known[name] = value
+    if name == "micro_batch":
+        known["micro_batches"] = known["batch"] // known["dp"] // value
+    if name == "chunks":
+        known["schedule"] = SCHEDULES[known["split_backward"], value > 1]
+
+
+def _fits(known: Numbers, fixed: LayoutFields, name: str, value: Any) -> bool:
+    _choose(known, name, value)
+    schedule = known.get("schedule")
+    return not broken(known, RULES_OF[name]) and (name != "chunks" or fixed.get("schedule", schedule) == schedule)
 
 
 def _values(name: str, known: Numbers) -> Sequence[Any]:
