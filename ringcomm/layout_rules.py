@@ -114,7 +114,7 @@ def _replicas(dp: int, batch: int) -> Refusal:
 
 @_rule
 def _sequence(cp: int, seq: int) -> Refusal:
-    """Each rank has two parts of a sequence, one near its begin and one near its end, for a causal mask."""
+    """Each rank has two parts of a sequence, one near its beginning and one near its end, for a causal mask."""
     if cp == 1 or seq % (2 * cp) == 0:
         return None
     return refuse("cp", f"1 for an odd seq of {seq}" if seq % 2 else nearest_divisors(seq // 2, cp, "seq/2"), cp)

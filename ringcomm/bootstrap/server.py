@@ -78,9 +78,9 @@ class Server(threading.Thread):
     ) -> None:
         super().__init__(name="ringcomm store", daemon=True)
         self._secret = None if secret is None else os.fsencode(secret)
-        self.members = MemberStore(self._end_starts_of_the_lost)
-        shrink = Shrink(self._end_start, lambda key: self._send(self.members.set(key, b"")))
-        self._sessions: dict[str, ServedSession] = {MEMBERS: self.members, SHRINK: shrink}
+        self.membership = MemberStore(self._end_starts_of_the_lost)
+        shrink = Shrink(self._end_start, lambda key: self._send(self.membership.set(key, b"")))
+        self._sessions: dict[str, ServedSession] = {MEMBERS: self.membership, SHRINK: shrink}
         self._main = main[1] if main else None
         self._starts: dict[str, Start] = dict([main] if main else [])
         self._failed: dict[str, Start] = {}  # starts that all have left, for ranks that arrive late
@@ -249,8 +249,8 @@ class Server(threading.Thread):
     def _end_starts_of_the_lost(self) -> None:
         """Fail each start for which a rank was lost before it joined."""
         for start in self._starts.values():
-            for rank in sorted(self.members.lost.keys() & start.absent()) if self.members.lost else ():
-                start.fail(lost_in_start(rank, self.members.lost[rank]))
+            for rank in sorted(self.membership.lost.keys() & start.absent()) if self.membership.lost else ():
+                start.fail(lost_in_start(rank, self.membership.lost[rank]))
 
     def _sweep(self) -> None:
         for name, start in [*self._starts.items()]:

@@ -63,7 +63,7 @@ class ServedSession(Protocol):
 
 
 def ended_key(rank: int) -> str:
-    """Return the key that is set when a member of a start is lost that was needed no more."""
+    """Return the key that is set when a member that is no longer needed disconnects from a start."""
     return f"ended/{rank}"
 
 

@@ -61,7 +61,7 @@ def _serve(options: NodeOptions) -> Server:
 
     def loss(node: int, host: str, how: str) -> PeerLost | None:
         text = f"the launcher of node {node} ({host}) {how}"
-        if options.elastic and server.members.ever_had("connected"):
+        if options.elastic and server.membership.ever_had("connected"):
             log.warning("%s; the others continue without it", text)
             return None
         return PeerLost(text)

@@ -105,7 +105,7 @@ class Messages:
         return None if found is None else TakenMessage(self, *found)
 
     def announce_close(self) -> None:
-        """Tell the peers that this rank sends no more messages: whoever waits for one gets PeerLost."""
+        """Tell the peers that this rank sends no more messages: a peer that waits for one gets PeerLost."""
         check(lib.rc_announce_close(self._handle))
 
 

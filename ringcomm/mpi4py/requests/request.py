@@ -236,7 +236,7 @@ class Prequest(Request):
 
     @classmethod
     def Startall(cls, requests: Sequence[Prequest]) -> None:
-        """Start several operations, or none if one of them cannot start."""
+        """Start several operations; none if one of them is refused."""
         started = start_all(requests)
         if started < len(requests):
             _check(requests)

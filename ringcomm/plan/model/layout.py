@@ -135,7 +135,7 @@ def with_schedule(**fields: Unpack[LayoutFields]) -> ParallelLayout:
     return layout
 
 
-# --- Layouts that `ringcomm.parallel` can run, but nobody wants -------------------------------------------------------
+# --- Layouts that `ringcomm.parallel` can run, but that leave something idle -----------------------------------------
 
 
 def _idle_chunks(pp: int, chunks: int) -> Refusal:
