@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import spawn
 from multiprocessing.connection import Connection, Pipe, wait
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from ringcomm.bootstrap.place import Place
@@ -36,6 +36,7 @@ __all__ = ["launch"]
 log = logging.getLogger("ringcomm")
 
 INTERRUPTED = "the launch was interrupted"
+INTERRUPT_SLICE = 0.2  # seconds
 
 importing_main = threading.Event()  # set while a rank imports the user's script
 
@@ -134,24 +135,34 @@ def _threads(spec: LaunchSpec, size: int) -> list[RankResult]:
         for thread in threads:
             with starting(f"the thread of {thread.name}"):
                 thread.start()
-        results = [ended.get() for _ in threads]  # an interrupted join() would mark its thread as finished
+        results = [_take(ended) for _ in threads]  # an interrupted join() would mark its thread as finished
     except BaseException:
         store.abort(Aborted(INTERRUPTED))
         for comm in [*comms]:
             with suppress(RingcommError):  # already closed
                 comm.abort(Aborted(INTERRUPTED))
-        _end([thread for thread in threads if thread.ident is not None])  # started
+        _end(threads)
         raise
     for thread in threads:
         thread.join()
     return sorted(results, key=lambda result: result.rank)
 
 
+def _take(results: "SimpleQueue[RankResult]") -> RankResult:
+    """Return the next result. An interrupt just before a wait does not end it, so none is long."""
+    while True:
+        with suppress(Empty):
+            return results.get(timeout=INTERRUPT_SLICE)
+
+
 def _end(threads: list[threading.Thread]) -> None:
-    """Wait for threads whose communicators were aborted."""
-    deadline = time.monotonic() + EXIT_TIMEOUT
+    """Wait for threads whose communicators were aborted; an interrupt may have come while one of them was started."""
+    begin = time.monotonic()
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        while thread.ident is None and time.monotonic() < begin + INTERRUPT_SLICE:
+            time.sleep(0.001)
+        if thread.ident is not None:
+            thread.join(max(0.0, begin + EXIT_TIMEOUT - time.monotonic()))
     if left := [thread.name for thread in threads if thread.is_alive()]:
         text = "%s, but these threads still run after %g s, and go on until the program exits: %s"
         log.warning(text, INTERRUPTED, EXIT_TIMEOUT, ", ".join(left))
