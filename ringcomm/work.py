@@ -63,7 +63,7 @@ class StartedWork(Work, StartedCall):  # type: ignore[misc]
     _error: RingcommError | None = None
 
     def wait(self, timeout: float | None = None) -> Any:
-        limit = seconds(timeout)
+        limit = None if timeout is None else seconds(timeout)
         if self._error is not None:
             raise self._error
         try:

@@ -25,6 +25,7 @@ class Coalescing:
     # Of the group, a WorkOwner.
     group_name: Any
     annotated: Any
+    ended: Any
     allreduce: Any
     allgather: Any
     all_gather_single: Any

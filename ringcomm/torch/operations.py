@@ -19,7 +19,7 @@ from ringcomm.torch.works import TorchWork, coalesced
 
 __all__ = ["DONE", "Prepared", "flat", "merged", "operation", "reduction", "uneven"]
 
-DONE = TorchWork(None, (), ())  # of blocking calls: torch only checks that they are complete
+DONE = TorchWork()  # of blocking calls: torch only checks that they are complete
 
 Prepared = tuple[Any, ...] | TorchWork  # the outputs of a call, and the arguments of the communicator's method
 _Op: Any = dist.distributed_c10d.ReduceOp.RedOpType

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
-from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -74,7 +73,7 @@ class RingcommProcessGroup(Capabilities, Coalescing, Base):  # type: ignore[misc
         Base.__init__(self, comm.rank, comm.size)
         Capabilities.__init__(self, options)
         self.comm = comm
-        self._running: WeakSet[TorchWork] = WeakSet()  # collectives
+        self._last: Work | None = None  # of the collectives, which run in order; None once it has ended
 
     # --- Collectives --------------------------------------------------------------------------------------------------
 
@@ -94,7 +93,7 @@ class RingcommProcessGroup(Capabilities, Coalescing, Base):  # type: ignore[misc
                 raise NoMemory
             sparse.all_reduce(self.comm, tensor, reduction(opts), self._limit(opts))
             self._begun += 1
-            return TorchWork(self, (), tensors)
+            return TorchWork.made(self, (), tensors)
         return tensors, call.inout(tensor, reduces=True), reduction(opts)
 
     @operation("reduce", c10d.ReduceOptions)
@@ -222,14 +221,18 @@ class RingcommProcessGroup(Capabilities, Coalescing, Base):  # type: ignore[misc
 
     def shutdown(self) -> None:
         """Finish the collectives that this rank has begun, and close. Drops messages that were not received."""
-        for work in list(self._running):
+        if self._last:
             with suppress(RingcommError):  # its own wait raises it
-                work.wait()
+                self._last.wait()
         self.comm.close()
         _wrapped.discard(self)
 
     def annotated(self, error: RingcommError) -> RingcommError:
         return annotate(error, self._name, self._ranks, self.comm.rank)
+
+    def ended(self, work: Work) -> None:
+        if work is self._last:  # it holds tensors
+            self._last = None
 
     # --- Helpers ------------------------------------------------------------------------------------------------------
 
@@ -248,16 +251,16 @@ class RingcommProcessGroup(Capabilities, Coalescing, Base):  # type: ignore[misc
         if opts is not None:
             self._begun += 1
         if works:
-            handle = TorchWork(self, works, outputs, call.copies)
+            handle = TorchWork.made(self, works, outputs, call.copies)
             if opts is not None:
-                self._running.add(handle)
+                self._last = works[-1]
             if handle.is_registered and Base is c10d.ProcessGroup:  # else torch's group registers the work
                 inflight.register(handle)
         else:
             if call.copies:
                 write_back(call.copies)
             is_used = self._coalesced is not None or inflight.allowed()
-            handle = TorchWork(self, (), outputs) if is_used else DONE
+            handle = TorchWork.made(self, (), outputs) if is_used else DONE
         if self._coalesced is not None:
             self._coalesced.append(handle)
         return handle

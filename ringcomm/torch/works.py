@@ -34,30 +34,44 @@ class WorkOwner(Protocol):
     def annotated(self, error: RingcommError) -> RingcommError:
         """Return the error with the name of the group added."""
 
+    def ended(self, work: Work) -> None:
+        """Note that a call has ended well."""
+
 
 @untraced
 class TorchWork(_Work):  # type: ignore[misc]
-    """Calls that run in the background, or none: then it is complete.
+    """Calls that run in the background, or none: then it is complete. `made` makes one.
 
-    `copies` are pairs of an output and its copy, to be written back when the calls are done. Every `wait` raises their
-    error, and the future carries it. `parts` are the handles of calls that this one waits for as well.
+    Every `wait` raises their error, and the future carries it.
     """
 
-    def __init__(
-        self,
-        owner: WorkOwner | None,
+    owner: Any = None
+    works: Sequence[Work] = ()
+    outputs: Tensors = ()
+    copies: Copies = ()  # pairs of an output and its copy, to be written back when the calls are done
+    parts: Sequence["TorchWork"] = ()  # the handles of calls that this one waits for as well
+    is_registered = False
+    _written = True
+    _lock: threading.Lock  # one thread may wait while another completes the future
+    _error: Exception | None = None  # from writing back
+
+    @classmethod
+    def made(
+        cls,
+        owner: WorkOwner,
         works: Sequence[Work],
         outputs: Tensors,
         copies: Copies = (),
         parts: Sequence["TorchWork"] = (),
-    ) -> None:
-        super().__init__()
-        self.owner: Any = owner
-        self.works, self.outputs, self.copies, self.parts = works, outputs, copies, parts
-        self.is_registered = inflight.allowed()
-        self._written = not (copies or parts)
-        self._lock = threading.Lock()  # one thread may wait while another completes the future
-        self._error: Exception | None = None  # from writing back
+    ) -> "TorchWork":
+        work = cls()  # with torch's own __init__: calling it from one in Python costs as much as a small call
+        work.owner, work.works, work.outputs = owner, works, outputs
+        if copies or parts:
+            work.copies, work.parts = copies, parts
+            work._written, work._lock = False, threading.Lock()
+        if inflight.allowed():
+            work.is_registered = True
+        return work
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         if not (self.is_registered or self.parts):
@@ -78,10 +92,10 @@ class TorchWork(_Work):  # type: ignore[misc]
         try:
             for work in self.works:
                 observers.timed(work.wait)(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                self.owner.ended(work)
         except RingcommError as error:
             raise self.owner.annotated(error)  # noqa: B904 (it is the same error)
-        if not self._written:
-            self._write_back()
+        self._write_back()
         if self._error:
             raise self._error
 
@@ -140,6 +154,8 @@ class TorchWork(_Work):  # type: ignore[misc]
         return future
 
     def _write_back(self) -> None:
+        if self._written:
+            return
         with self._lock:
             if not self._written:
                 for part in self.parts:
@@ -158,4 +174,4 @@ def coalesced(owner: WorkOwner, parts: Sequence[TorchWork], outputs: Tensors, co
     if not works:
         write_back(copies)
         copies = ()
-    return TorchWork(owner, works, outputs, copies, parts)
+    return TorchWork.made(owner, works, outputs, copies, parts)

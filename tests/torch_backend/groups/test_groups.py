@@ -332,7 +332,7 @@ def test_destroying_a_group_finishes_its_calls():
     rank, _ = me()
     group = dist.new_group()
     xs = [value(rank, 100_000) for _ in range(10)]
-    works = [dist.all_reduce(x, group=group, async_op=True) for x in xs]
+    works = [dist.all_reduce(x, group=group, async_op=True) for x in xs][::2]  # nobody holds the last one
     dist.destroy_process_group(group)
     for x in xs:
         same(x, sum(values(100_000)))
