@@ -7,8 +7,8 @@ from math import gcd
 from typing import Any
 
 from ringcomm.errors import ArgumentError
-from ringcomm.layout_rules import divisors
-from ringcomm.plan.model.layout import RECOMPUTE, ZERO_STAGES, ParallelLayout
+from ringcomm.plan.model.layout import ParallelLayout
+from ringcomm.plan.search.layouts import values_of
 from ringcomm.plan.search.search import Candidate, SearchResult, price
 
 __all__ = ["Explainer"]
@@ -31,19 +31,10 @@ class Explainer:
 
     def near(self) -> Iterator[Candidate]:
         """Yield the layouts next to the best: in each choice the nearest smaller and larger value, fit or not."""
-        model, batch, best = self.workload.model, self.workload.batch, self.best
-        values: dict[str, list[Any]] = {
-            "tp": divisors(model.heads),
-            "pp": divisors(model.layers),
-            "cp": divisors(model.seq),
-            "ep": divisors(model.experts) if model.experts else [1],
-            "micro_batch": divisors(batch // best.dp),
-            "chunks": divisors(model.layers // best.pp),
-            "recompute": [*RECOMPUTE],
-            "sequence_parallel": [False, True],
-            "zero": [*ZERO_STAGES],
-        }
-        for name, known in values.items():
+        best = self.best
+        numbers = best.numbers(self.workload.model, self.workload.batch)
+        for name in ("tp", "pp", "cp", "ep", "micro_batch", "chunks", "recompute", "sequence_parallel", "zero"):
+            known = [*values_of(name, numbers)]
             at = known.index(getattr(best, name))
             for others in known[:at][::-1], known[at + 1 :]:
                 changed = (self._changed({name: value}) for value in others)
