@@ -14,13 +14,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from gpu.device_arrays import DeviceArrays
+from gpu.fresh import VirtualCase
+from gpu.measure import HEAD, VirtualRow, measure
+from gpu.virtual import VirtualRanks
+
 from ringcomm import ArgumentError
-from ringcomm.bench.device_arrays import DeviceArrays
-from ringcomm.bench.fresh import VirtualCase
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.report import write_json
-from ringcomm.bench.virtual import HEAD, VirtualRow, measure
-from ringcomm.transports.cuda.virtual import VirtualRanks
 
 RANKS = (2, 4, 8)
 FACTORS = (0.25, 0.5, 1, 2, 4)
