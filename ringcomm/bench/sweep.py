@@ -108,5 +108,6 @@ class Sweep:
                 raise ArgumentError(f"--root: expected 0 to {ranks - 1} with {ranks} ranks, got {self.root}")
             arrays = 1 if all(map(self.runs_in_place, self.collectives)) else 2
             each = RANK_BYTES + arrays * max(self.pool, self.end)
-            what = f"a benchmark of {here or ranks} ranks of {libraries} libraries (smaller: -e, --ranks, --vs)"
+            of = "1 library" if libraries == 1 else f"{libraries} libraries"
+            what = f"a benchmark of {here or ranks} ranks of {of} (smaller: -e, --ranks, --vs)"
             memory.require((here or ranks) * (libraries * each + 2 * COPY_BYTES), what)

@@ -324,7 +324,7 @@ def test_unsupported_calls_and_broken_peers_are_reported(cache, tmp_path):
     [
         ("", "which collective?"),
         ("all_reduce --json /nowhere/out.json", "/nowhere/out.json"),
-        ("all_reduce --ranks 1000 -e 64G", "1000 ranks of 1 libraries (smaller: -e, --ranks, --vs) needs"),
+        ("all_reduce --ranks 1000 -e 64G", "1000 ranks of 1 library (smaller: -e, --ranks, --vs) needs"),
     ],
 )
 def test_bad_input_is_reported_in_one_line(words, message, capsys):
