@@ -82,6 +82,7 @@ def test_a_program_reads_the_same_as_json_lines(tmp_path):
 def test_a_mismatch_leaves_a_record(tmp_path):
     (file,) = dumped(tmp_path, ringcomm.MismatchError, differ, ranks=2)
     assert describe(file).startswith("MismatchError: the ranks called different things at epoch 2")
+    assert "waits for" not in describe(file)
 
 
 def die(comm):

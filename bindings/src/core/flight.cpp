@@ -46,7 +46,10 @@ void FlightRecord::end(uint64_t number, int status) {
     FlightEntry& entry = entries[number % FLIGHT_CALLS];
     if (entry.number.load(std::memory_order_relaxed) != number) return;  // FLIGHT_CALLS calls ago: overwritten
     entry.status.store(status, std::memory_order_relaxed);
-    if (status) entry.waited_for.store(waited_at.load() >= number ? waited_for.load() : 0, std::memory_order_relaxed);
+    if (status) {
+        const bool waited = status != RC_MISMATCH && waited_at.load() >= number;
+        entry.waited_for.store(waited ? waited_for.load() : 0, std::memory_order_relaxed);
+    }
     entry.end.store(tick_ns(), std::memory_order_release);
 }
 
@@ -93,9 +96,9 @@ std::vector<ReportedCall> FlightRecord::last(int most) const {
 }
 
 std::string ReportedCall::text() const {
-    if (running()) return format("%s, running for %.3f s", call.describe().c_str(), double(seconds_ns) * 1e-9);
+    if (running()) return format("%s, running for %.3f s", call.describe().c_str(), double(took_ns) * 1e-9);
     return format("%s, %s after %.2f s, %.3f s ago", call.describe().c_str(), outcome(call.status),
-                  double(seconds_ns) * 1e-9, double(ago_ns) * 1e-9);
+                  double(took_ns) * 1e-9, double(ago_ns) * 1e-9);
 }
 
 // No text in a report has a character that JSON would escape.
@@ -103,7 +106,7 @@ std::string ReportedCall::json(int waits_for) const {
     if (!running()) waits_for = call.status ? call.waited_for - 1 : -1;
     const std::string ago = running() ? "null" : format("%.6f", double(ago_ns) * 1e-9);
     return format(R"({"call": "%s", "outcome": "%s", "seconds": %.6f, "ago": %s, "waits_for": %s})",
-                  call.describe().c_str(), running() ? "running" : outcome(call.status), double(seconds_ns) * 1e-9,
+                  call.describe().c_str(), running() ? "running" : outcome(call.status), double(took_ns) * 1e-9,
                   ago.c_str(), waits_for < 0 ? "null" : format("%d", waits_for).c_str());
 }
 

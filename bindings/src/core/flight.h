@@ -34,11 +34,11 @@ struct FlightCall {
 // A call in a report, which may come from another host: its times count from the moment of the report.
 struct ReportedCall {
     FlightCall call;
-    uint64_t seconds_ns, ago_ns;  // how long it took, or has run; since its end
+    uint64_t took_ns, ago_ns;  // how long it took, or has run; since its end
 
     bool running() const { return !call.end; }
     std::string text() const;
-    std::string json(int waits_for) const;  // if it runs; of one that has failed it is known
+    std::string json(int waits_for) const;  // as long as it runs; one that has failed knows for whom it waited
 };
 
 // What a rank does: a line for people, or one of JSON for programs.
@@ -64,7 +64,7 @@ struct FlightRecord {
     std::atomic<uint64_t> waited_at;
     FlightEntry entries[FLIGHT_CALLS];
 
-    // Return the number of the call, and take it.
+    // Return the number of the call, and take it. `epoch`: of a message its tag.
     uint64_t start(uint64_t signature, uint64_t count, uint64_t epoch, uint64_t start);
     void end(uint64_t number, int status);
     void count_bytes(uint64_t more) {
