@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ringcomm.errors import refuse
+from ringcomm.layout_rules import broken
 from ringcomm.parallel.collectives import gather_from
 from ringcomm.parallel.grid import Axis
 
@@ -48,7 +49,7 @@ def sequence_positions(length: int, axis: Axis) -> Tensor:
     Raises:
         ArgumentError: the length is not a multiple of 2P, or of 1 for one rank.
     """
-    if axis.size > 1 and length % (2 * axis.size):
+    if broken({"cp": axis.size, "seq": length}):
         raise refuse("length of a sequence", f"a multiple of 2 {axis.name} = {2 * axis.size}", length)
     return zigzag_order(length, axis).chunk(axis.size)[axis.rank]
 
