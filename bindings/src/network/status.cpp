@@ -1,5 +1,6 @@
 // What the ranks of a NetworkGroup do: each rank answers for itself, or another one of its host; how a rank has ended.
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "network/group.h"
@@ -93,8 +94,7 @@ void NetworkGroup::answer_query(int source, PacketReader& packet) {
         answer.add(uint32_t(layout.ranks[layout.host][here]));
         answer.add(status.begun);
         answer.add(uint32_t(status.runs));
-        answer.add(int32_t(status.report.waits_for));
-        answer.add(uint32_t(status.report.calls.size()));
+        answer.add(std::array{status.report.waits_for, int(status.report.calls.size())});
         answer.add(std::as_bytes(std::span(status.report.calls)));
         answer.add(std::as_bytes(std::span(status.report.state)));
         world->send_packet(members_[source], answer.packet());
@@ -105,10 +105,9 @@ void NetworkGroup::answer_arrived(PacketReader& packet) {
     const auto r = packet.next<uint32_t>();
     const auto begun = packet.next<uint64_t>();
     const bool runs = packet.next<uint32_t>();
-    RankReport report{int(r), "", packet.next<int32_t>(), {}};
-    for (auto left = packet.next<uint32_t>(); left > 0 && packet.complete(); --left) {
-        report.calls.push_back(packet.next<ReportedCall>());
-    }
+    const auto [waits_for, calls] = packet.next<std::array<int, 2>>();
+    RankReport report{int(r), "", waits_for, {}};
+    while (int(report.calls.size()) < calls && packet.complete()) report.calls.push_back(packet.next<ReportedCall>());
     const Bytes state = packet.rest();
     report.state = {reinterpret_cast<const char*>(state.data()), state.size()};
     if (r < uint32_t(size)) statuses_[r] = {begun, runs, std::move(report)};
