@@ -7,7 +7,8 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,12 +102,25 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with interruptible():
             if arguments.network or find_world():
-                os.environ[TUNING] = ""  # ignore an earlier tuning, also where its file is named and does not exist yet
-                return run_on_ranks(lambda comm: _tune_network(comm, path, arguments))
+                with _untuned():
+                    return run_on_ranks(lambda comm: _tune_network(comm, path, arguments))
             return _tune_machine(path, arguments)
     except Interrupted as interrupt:
         print(f"ringcomm tune: interrupted: {path} stays as it was", file=sys.stderr)
         return interrupt.status
+
+
+@contextmanager
+def _untuned() -> Iterator[None]:
+    """Ignore an earlier tuning, also where its file is named and does not exist yet."""
+    named = os.environ.get(TUNING)
+    os.environ[TUNING] = ""
+    try:
+        yield
+    finally:
+        del os.environ[TUNING]
+        if named is not None:
+            os.environ[TUNING] = named
 
 
 def _tune_network(comm: Communicator, path: Path | None, arguments: argparse.Namespace) -> int:
