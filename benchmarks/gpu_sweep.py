@@ -8,11 +8,14 @@ of a copy. Then each kernel at each size, for the thresholds of ringcomm/transpo
 """
 
 import argparse
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))  # also with PYTHONSAFEPATH
 
 from gpu.device_arrays import DeviceArrays
 from gpu.fresh import VirtualCase
