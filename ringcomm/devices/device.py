@@ -13,13 +13,13 @@ from ringcomm.devices.contract import CudaStream, KernelVariant, Memory, Message
 from ringcomm.devices.driver import CudaError, Driver
 from ringcomm.devices.gpu import DeviceMemory, Gpu, Kernels
 
-__all__ = ["Device", "Event", "Pointer", "Stream", "TimedEvent"]
+__all__ = ["Device", "DriverStream", "Event", "Pointer", "TimedEvent"]
 
 LOOKS = 8  # at the clocks of the GPU and of the host
 ORIGIN_NS = 4_000_000_000  # then the time since an event is exact to 0.5 us
 
 
-class Stream:
+class DriverStream:
     """A stream of its own."""
 
     def __init__(self, gpu: Gpu) -> None:
@@ -99,9 +99,9 @@ class Device:
         """Return a kernel as the driver loads it; None: that of messages."""
         raise NotImplementedError
 
-    def new_stream(self) -> Stream:
+    def new_stream(self) -> DriverStream:
         """Return a stream that waits for nothing the program has queued."""
-        return Stream(self.gpu)
+        return DriverStream(self.gpu)
 
     def record(self, stream: CudaStream) -> TimedEvent:
         """Return an event that knows when it is reached: CUDA tells the time between two events in ms, as a float32."""

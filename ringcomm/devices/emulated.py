@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringcomm.devices import device as devices
 from ringcomm.devices.contract import KernelVariant, Memory, MessageShape, Shape
+from ringcomm.devices.device import Device, DriverStream
 from ringcomm.devices.driver import EMULATED, Driver
 from ringcomm.devices.gpu import DeviceMemory, Gpu
 from ringcomm.machine import memory
@@ -54,7 +54,7 @@ class ArrayBase:
         self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (memory.address, False)}
 
 
-class Stream(devices.Stream):
+class Stream(DriverStream):
     """A queue of launches, and of steps of the program. In a `with` block it is the current stream of the thread."""
 
     def __init__(self, gpu: Gpu | None = None) -> None:
@@ -89,7 +89,7 @@ class CapturedGraph:
         _call("cuGraphLaunch", self._executable, ctypes.c_void_p(stream.ptr))
 
 
-class EmulatedDevice(devices.Device):
+class EmulatedDevice(Device):
     """The CPU as a GPU."""
 
     family = "emulated"
