@@ -27,7 +27,7 @@ import torch.distributed as dist
 import ringcomm
 from ringcomm.adapters import ADAPTERS, CODES, CUPY, ON_GPUS, TENSOR
 from ringcomm.devices import emulated
-from ringcomm.devices.contract import Pointer
+from ringcomm.devices.device import Pointer
 
 ROUNDS, CALLS = 15, 2000
 SIZE = 1024  # elements

@@ -8,19 +8,23 @@ of a copy. Then each kernel at each size, for the thresholds of ringcomm/transpo
 """
 
 import argparse
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))  # also with PYTHONSAFEPATH
+
+from gpu.device_arrays import DeviceArrays
+from gpu.fresh import VirtualCase
+from gpu.measure import HEAD, VirtualRow, measure
+from gpu.virtual import VirtualRanks
+
 from ringcomm import ArgumentError
-from ringcomm.bench.device_arrays import DeviceArrays
-from ringcomm.bench.fresh import VirtualCase
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.report import write_json
-from ringcomm.bench.virtual import HEAD, VirtualRow, measure
-from ringcomm.transports.cuda.virtual import VirtualRanks
 
 RANKS = (2, 4, 8)
 FACTORS = (0.25, 0.5, 1, 2, 4)

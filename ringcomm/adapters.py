@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ringcomm.devices.contract import Pointer
+from ringcomm.devices.device import Pointer
 from ringcomm.errors import ArgumentError, refuse, unknown
 from ringcomm.native import ffi, lib
 from ringcomm.types import DTYPES

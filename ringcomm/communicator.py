@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 from ringcomm import objects
 from ringcomm.adapters import ADAPTERS, check_disjoint, dtype_of, find_device, fitting
 from ringcomm.bootstrap.place import Place
-from ringcomm.devices.contract import Device
+from ringcomm.devices.device import Device
 from ringcomm.errors import Aborted, ArgumentError, RingcommError, describe_error, integer, refuse
 from ringcomm.native import NULL, check, failure_observers, lib, seconds
 from ringcomm.pending import PendingCalls, PendingWork, SendRecvPending

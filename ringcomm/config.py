@@ -28,8 +28,6 @@ TUNING = "RINGCOMM_TUNING"
 TRACE = "RINGCOMM_TRACE"
 DUMP = "RINGCOMM_DUMP"
 TORCH_DEFAULT = "RINGCOMM_TORCH_DEFAULT"
-KERNELS = ("portable", "avx2", "avx512")
-LINKS = ("sockets", "ucx")
 MAX_KEEPALIVE = 86400.0  # seconds; TCP takes more: 100 probes, at most 32,767 s apart
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -65,14 +63,12 @@ def _name(what: str, value: Any) -> None:
         raise refuse(what, "a name, or None", repr(value))
 
 
-def _kernels(what: str, value: Any) -> None:
-    if value not in KERNELS:
-        raise unknown(f"value of {what}", value, KERNELS)
+def _one_of(*known: str) -> Check:
+    def check(what: str, value: Any) -> None:
+        if value not in known:
+            raise unknown(f"value of {what}", value, known)
 
-
-def _link(what: str, value: Any) -> None:
-    if value not in LINKS:
-        raise unknown(f"value of {what}", value, LINKS)
+    return check
 
 
 def _log_level(what: str, value: Any) -> None:
@@ -224,9 +220,9 @@ class Config:
     host_id: str | None = _setting("host_id", None, str, _name)
     host_address: str | None = _setting("host_address", None, str, _name)
     keepalive: float = _setting("keepalive", 15.0, float, _positive("seconds", MAX_KEEPALIVE))
-    link: str | None = _setting("link", None, str, _link)
+    link: str | None = _setting("link", None, str, _one_of("sockets", "ucx"))
     ucx: str | None = _setting("ucx", None, str, _name)
-    kernels: str | None = _setting("kernels", None, str, _kernels)
+    kernels: str | None = _setting("kernels", None, str, _one_of("portable", "avx2", "avx512"))
     log: str | None = _setting("log", None, str, _log_level)
 
     # Not in __init__: that of a dataclass refuses an unknown name without the nearest known one.

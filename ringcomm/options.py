@@ -3,13 +3,19 @@
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from importlib.util import find_spec
 from itertools import count, takewhile
 from math import inf
+from pathlib import Path
 from typing import TypeVar
 
 from ringcomm.errors import ArgumentError, unknown
+from ringcomm.machine.files import check_writable
 
-__all__ = ["integer", "not_negative", "one_of", "parse_bytes", "positive", "readable", "several", "sizes", "whole"]
+__all__ = [
+    *("integer", "not_negative", "one_of", "output", "parse_bytes", "picture"),
+    *("positive", "readable", "several", "sizes", "whole"),
+]
 
 T = TypeVar("T")
 
@@ -46,6 +52,24 @@ def not_negative(text: str) -> float:
         if 0 <= float(text) < inf:
             return float(text)
     raise ArgumentTypeError(f"expected a number from 0 on, got {text!r}")
+
+
+def output(text: str) -> Path:
+    """Parse the name of a file to write; nothing is written yet."""
+    try:
+        check_writable(Path(text))
+    except OSError as error:
+        raise ArgumentTypeError(f"expected a file that can be written, got {text!r}: {error.strerror}") from None
+    return Path(text)
+
+
+def picture(text: str) -> Path:
+    """Parse the name of a picture to draw."""
+    if find_spec("matplotlib") is None:
+        raise ArgumentTypeError("needs matplotlib: pip install 'ringcomm[bench]'")
+    if Path(text).suffix not in (".png", ".svg", ".pdf"):
+        raise ArgumentTypeError(f"expected a .png, .svg or .pdf, got {text!r}")
+    return output(text)
 
 
 def one_of(what: str, known: Iterable[str]) -> Callable[[str], str]:

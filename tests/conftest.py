@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ from harness.rank import folders
 from ringcomm.devices import emulated
 from ringcomm.transports.cuda import deferred_free, messages
 
-sys.path += folders()
+sys.path += [*folders(), str(Path(__file__).parents[1] / "benchmarks")]
 os.environ["RINGCOMM_TUNING"] = ""  # ignore this machine's tuning file
 os.environ["OMP_NUM_THREADS"] = "1"  # as ranks and tests share the cores, the threads of torch would wait in loops
 # As for most users; without its bytecode each process would compile ringcomm anew.

@@ -75,8 +75,8 @@ def many(folder: Path, rows: Path, nccl: Path | None, wheels: Path | None) -> li
 
     def bench(name: str, words: str, usual: float, limit: float) -> Step:
         file = folder / f"{name}.json"
-        options = f"{words} --device cuda --mps --vs nccl -n 7 -w 5 --timeout 25 --json {file}"
-        command = (*RINGCOMM, "bench", *options.split())
+        options = f"{words} --device cuda --vs nccl -n 7 -w 5 --timeout 25 --json {file}"
+        command = (*UNDER_MPS, *RINGCOMM, "bench", *options.split())
         return Step(name, command, usual, limit, TABLE, environment=preload, json=file)
 
     def under_mps(name: str, *command: str, usual: float, limit: float, shows: str = r"check=|Error") -> Step:

@@ -219,6 +219,8 @@ int rc_trace_launch(rc_comm* comm, int collective, int dtype, int root, uint64_t
 int rc_group_id(rc_comm* comm, uint64_t* id);
 /* The last `calls` calls of every rank, one line per rank; writes at most `bytes`, NUL-terminated. */
 int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes);
+/* The same for programs: a JSON object per rank. */
+int rc_report_json(rc_comm* comm, int calls, char* text, uint64_t bytes);
 
 /* The arguments of a collective. `count`: elements of an ARRAY, or of this rank's BLOCK (types.def). `counts`: NULL for
  * equal blocks, else `size` block lengths; for all_to_all, `size` to send, then `size` to receive. `late`: not NULL if

@@ -8,7 +8,8 @@ from typing import Any
 
 from ringcomm.algorithms.block_transfers import BlockTransfer, block_transfers, runs
 from ringcomm.algorithms.schedule import ALGORITHMS, Algorithm
-from ringcomm.errors import ArgumentError, RingcommError
+from ringcomm.errors import ArgumentError
+from ringcomm.options import picture
 from ringcomm.types import COLLECTIVES
 
 __all__ = ["GRAY", "INK", "PALE", "add_arguments", "label", "offsets", "run", "save", "sheet"]
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("algorithm", metavar="NAME", help=", ".join(names()))
     add("-n", "-p", "--ranks", type=int, default=5, metavar="N", help=f"2 to {MAX_RANKS} (default: 5)")
     add("--collective", metavar="NAME", help="default: all_reduce, else the first collective of the algorithm")
-    add("-o", "--output", type=Path, required=True, metavar="PICTURE", help=".png, .svg or .pdf")
+    add("-o", "--output", type=picture, required=True, metavar="PICTURE", help=".png, .svg or .pdf")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -67,11 +68,9 @@ def draw(algorithm: Algorithm, size: int, output: Path) -> None:
 
 def sheet(wide: float, high: float, title: str, facts: str, legend: str) -> tuple[Any, Any]:
     """Return a figure and its axes, of this size in inches, with two lines of text above and one below."""
-    try:
-        from matplotlib import figure as figures
-    except ImportError:
-        raise RingcommError("draw needs matplotlib: pip install 'ringcomm[bench]'") from None
-    figure = figures.Figure(figsize=(wide, high))
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(wide, high))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.axis("off")
     for text, top, points, style in (
@@ -84,10 +83,7 @@ def sheet(wide: float, high: float, title: str, facts: str, legend: str) -> tupl
 
 
 def save(figure: Any, output: Path) -> None:
-    try:
-        figure.savefig(output, dpi=150, bbox_inches="tight", pad_inches=0.2)
-    except ValueError as error:  # unknown image format
-        raise ArgumentError(f"{output}: {error}") from None
+    figure.savefig(output, dpi=150, bbox_inches="tight", pad_inches=0.2)
 
 
 def draw_row(axes: Any, row: list[BlockTransfer], begin: float, end: float, size: int, blocks: int) -> None:

@@ -2,17 +2,16 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, fields, replace
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from ringcomm import ArgumentError, Communicator, RingcommError
-from ringcomm.bench import machine, peers, report, virtual
+from ringcomm.bench import peers, report
 from ringcomm.bench.comparison import OURS, Comparison, compare
 from ringcomm.bench.interrupts import Interrupted, interruptible
 from ringcomm.bench.machine import Machine, line_seconds
-from ringcomm.bench.mps import started_mps
 from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS, dtype_named
 from ringcomm.bench.starts import Starts
 from ringcomm.bench.sweep import Sweep
@@ -44,12 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ops, op = f"{', '.join(REDUCTIONS)} (default: sum)", one_of("operation", REDUCTIONS)
     add("--op", dest="ops", type=several(op), default="sum", metavar="OP,...", help=ops)
     add("--root", type=whole(0), default=0, help="root of rooted collectives (default: 0)")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--in-place", action="store_true", default=True, help="where the collective allows it (default)")
-    form.add_argument("--out-of-place", dest="in_place", action="store_false", help="where the collective allows it")
+    add("--out-of-place", dest="in_place", action="store_false", help="where the collective allows it")
     add("--device", choices=("host", "cuda", "emulated"), default="host", help="memory of the buffers (default: host)")
-    add("--virtual-ranks", action="store_true", help="all ranks in one kernel launch on one GPU: the kernels alone")
-    add("--mps", action="store_true", help="start NVIDIA's MPS where ranks share a GPU: their kernels run at once")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--symmetric", action="store_true", help="ringcomm uses buffers of comm.empty()")
     form.add_argument("--shared-arrays", action="store_true", help="ringcomm uses arrays of comm.shared_arrays()")
@@ -90,31 +85,18 @@ def _start_ranks(arguments: argparse.Namespace) -> int:
         if not arguments.collectives:
             return int(bool(failed))
     sweep = sweep_of(arguments)
-    if arguments.virtual_ranks:
-        unfit = {"--vs": names, "--symmetric": sweep.symmetric, "--shared-arrays": sweep.shared_arrays}
-        unfit |= {"--async": sweep.asynchronous, "--unbound": sweep.unbound, "--noise": sweep.noise, "--mps": sweep.mps}
-        if any(unfit.values()):
-            raise ArgumentError(f"--virtual-ranks: expected none of {', '.join(unfit)}")
-        return int(virtual.run(sweep, arguments.json))
     libraries, missing = peers.libraries(names, sweep.device)
     for line in missing:
         print(f"ringcomm bench: {line}", file=sys.stderr)
     if names and len(libraries) == 1:
         raise RingcommError("--vs: none of these peers can be measured")
     sweep.require(len(libraries))
-    return int(_compare(sweep, arguments.json, lambda ranks: _started(sweep, ranks, libraries, arguments.timeout)))
+    kind = Starts if sweep.unbound else Comparison
 
+    def started(ranks: int) -> AbstractContextManager[Comparison]:
+        return compare(kind.here(sweep, ranks), libraries, arguments.timeout)
 
-@contextmanager
-def _started(sweep: Sweep, ranks: int, libraries: list[peers.LibrarySpec], timeout: float) -> Iterator[Comparison]:
-    """Start the libraries on this many ranks, under MPS if the sweep wants it and the ranks share a GPU."""
-    comparison = (Starts if sweep.unbound else Comparison).here(sweep, ranks)
-    with ExitStack() as stack:
-        if sweep.mps and ranks > len(machine.gpus()):
-            clients = stack.enter_context(started_mps())
-            libraries = [replace(each, environment={**each.environment, **clients}) for each in libraries]
-            comparison.mps = True
-        yield stack.enter_context(compare(comparison, libraries, timeout))
+    return int(_compare(sweep, arguments.json, started))
 
 
 def _measure_world(comm: Communicator, arguments: argparse.Namespace) -> int:
@@ -125,8 +107,8 @@ def _measure_world(comm: Communicator, arguments: argparse.Namespace) -> int:
         return 0
     for option, given in (
         *(("--ranks", arguments.ranks), ("--setup-peers", arguments.setup_peers)),
-        *(("--unbound", arguments.unbound), ("--noise", arguments.noise), ("--mps", arguments.mps)),
-        *(("--virtual-ranks", arguments.virtual_ranks), ("--vs", {*arguments.vs} - {*world.libraries})),
+        *(("--unbound", arguments.unbound), ("--noise", arguments.noise)),
+        ("--vs", {*arguments.vs} - {*world.libraries}),
     ):
         if given:
             here = f"{world.launcher} has started {comm.size} ranks, and {' and '.join(world.libraries)} run on them"

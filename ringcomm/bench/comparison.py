@@ -116,11 +116,9 @@ class Comparison:
     cores: int | None  # that the ranks share; None: each has its own, or is none of this machine
     jobs: list[LibraryRanks] = field(default_factory=list)
     failures: list[LibraryFailure] = field(default_factory=list)
-    unsupported: set[tuple[str, ...]] = field(default_factory=set)  # not requested again
     missing: list[LibraryFailure] = field(default_factory=list)  # why libraries have no row of the latest case
     copied: tuple[float, float] = (-math.inf, 0.0)  # when, and the speed
-    mps: bool = False  # whether the ranks run under MPS
-    _reasons: dict[tuple[str, ...], str] = field(default_factory=dict)  # of what is not requested again
+    unsupported: dict[tuple[str, ...], str] = field(default_factory=dict)  # not requested again, and why
 
     @classmethod
     def here(cls, sweep: Sweep, ranks: int) -> Self:
@@ -171,7 +169,7 @@ class Comparison:
         """Note why libraries that take part, or took part before they failed, have no row of this case."""
         self.missing = [
             LibraryFailure(name, self.ranks, case.collective, case.bytes, reason)
-            for (name, *what), reason in self._reasons.items()
+            for (name, *what), reason in self.unsupported.items()
             if name not in measured and what in ([], [case.collective, case.dtype, case.op])
         ]
 
@@ -219,18 +217,16 @@ class Comparison:
 
     def _try(self, job: LibraryRanks, case: BenchCase, action: Callable[[], Any]) -> Any:
         """Return the result of the action; None if the library fails, or has failed before."""
-        key = (job.name, case.collective, case.dtype, case.op)
+        key: tuple[str, ...] = job.name, case.collective, case.dtype, case.op
         if job not in self.jobs or key in self.unsupported:
             return None
         try:
             return action()
         except (Unsupported, JobFailed) as failure:
-            if isinstance(failure, Unsupported):
-                self.unsupported.add(key)
-                self._reasons[key] = str(failure)
-            else:
+            if isinstance(failure, JobFailed):
                 self.jobs.remove(job)
-                self._reasons[job.name,] = str(failure)
+                key = (job.name,)
+            self.unsupported[key] = str(failure)
             self.failures.append(LibraryFailure(job.name, self.ranks, case.collective, case.bytes, str(failure)))
             return None
 

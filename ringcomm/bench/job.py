@@ -19,7 +19,7 @@ from typing import Any
 from ringcomm.bench.interrupts import deferred_signals
 from ringcomm.bench.peers import LibrarySpec
 
-__all__ = ["START_TIMEOUT", "Job", "JobFailed", "Unsupported", "failure_reason", "started"]
+__all__ = ["START_TIMEOUT", "Job", "JobFailed", "Unsupported", "answers_of", "failure_reason", "started"]
 
 PACKAGE = Path(__file__).parent / "rank"
 ALIAS = "ringcomm_bench_rank"  # its name in environments without ringcomm

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ringcomm import ArgumentError, RingcommError
-from ringcomm.options import readable
+from ringcomm import ArgumentError
+from ringcomm.options import picture, readable
 
 __all__ = ["add_arguments", "run"]
 
@@ -20,7 +20,7 @@ TICKS = [4**i for i in range(1, 20)]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="results of `ringcomm bench --json`")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="PICTURE", help=".png, .svg or .pdf")
+    parser.add_argument("-o", "--output", type=picture, required=True, metavar="PICTURE", help=".png, .svg or .pdf")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -32,10 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
         groups.setdefault((row["collective"], row["ranks"]), []).append(row)
     if not groups:
         raise ArgumentError("nothing to plot: these files have no rows with a size")
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        raise RingcommError("plot needs matplotlib: pip install 'ringcomm[bench]'") from None
+    from matplotlib import pyplot
+
     pyplot.switch_backend("agg")
     figure, axes = pyplot.subplots(len(groups), 2, figsize=(13, 4.6 * len(groups)), squeeze=False, layout="constrained")
     for ((collective, ranks), group), (time, busbw) in zip(groups.items(), axes, strict=True):
@@ -60,12 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     machine = documents[0]["machine"]
     title = f"{machine['cpu']}, {machine['cores']} cores; {machine['date'][:10]}"
     figure.suptitle(f"{title}; solid, with p10 to p90: rotated buffers; dashed: cached", fontsize="medium")
-    try:
-        figure.savefig(arguments.output, dpi=100)
-    except ValueError as error:  # an unknown file format
-        raise ArgumentError(f"{arguments.output}: {error}") from None
-    finally:
-        pyplot.close(figure)
+    figure.savefig(arguments.output, dpi=100)
+    pyplot.close(figure)
     return 0
 
 

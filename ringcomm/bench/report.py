@@ -76,7 +76,7 @@ def header(machine: Machine, comparison: Comparison) -> str:
     else:
         what = f"the mean time of the calls that fit into {length}, on the slowest rank"
         lines.append(f"a round is {what}; time: median round")
-    lines += about_device(machine, sweep, ranks, comparison.mps)
+    lines += about_device(machine, sweep.device, ranks)
     if not sweep.unbound and any("/" in name for name in versions):
         lines.append("variants (openmpi/multiple) have a line where they differ from their library; --json has all")
     for kind, values in machine.settings.items():
@@ -88,22 +88,16 @@ def header(machine: Machine, comparison: Comparison) -> str:
     return "\n".join(f"# {line}".rstrip() for line in [*lines, "", names, units])
 
 
-def about_device(machine: Machine, sweep: Sweep, ranks: int, mps: bool) -> list[str]:
+def about_device(machine: Machine, device: str, ranks: int) -> list[str]:
     """Return the limits of figures that are not of host memory."""
-    if sweep.device == "emulated":
+    if device == "emulated":
         return ["buffers on the emulated device, which runs on the CPU: tests correctness, not speed"]
-    if sweep.device == "host":
+    if device == "host":
         return []
     lines = [f"buffers on {len(machine.gpus)} x {machine.gpus[0]}; the calls of a round are queued, then synchronized"]
     if ranks > len(machine.gpus):
         lines.append("same GPU: measures memory and scheduling, not NVLink")
-        lines.append(
-            "MPS, started in a folder of its own, runs the kernels of all ranks at once"
-            if mps
-            else "without MPS the kernels of the ranks take turns of about 2 ms (see --mps)"
-        )
-    elif sweep.mps:
-        lines.append("no MPS: each rank has a GPU of its own")
+        lines.append("without NVIDIA's MPS the kernels of the ranks take turns of about 2 ms")
     return lines
 
 

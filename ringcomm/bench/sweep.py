@@ -49,7 +49,6 @@ class Sweep:
     unbound: bool = False
     noise: bool = False
     device: str = "host"
-    mps: bool = False
 
     def __post_init__(self) -> None:
         self.collectives = list(COLLECTIVES if "all" in self.collectives else dict.fromkeys(self.collectives))
@@ -102,8 +101,6 @@ class Sweep:
                     raise ArgumentError(f"--op: {op} is not defined for {dtype} in {self.device} memory")
         if self.shared_arrays and self.device != "host":
             raise ArgumentError(f"--shared-arrays: expected --device host, got {self.device}")
-        if self.mps and self.device != "cuda":
-            raise ArgumentError(f"--mps: expected --device cuda, got {self.device}")
         if self.root and not any(row.rooted for row in rows):
             raise ArgumentError(f"--root: expected a rooted collective, got {', '.join(self.collectives)}")
         for ranks in self.ranks:
@@ -111,5 +108,6 @@ class Sweep:
                 raise ArgumentError(f"--root: expected 0 to {ranks - 1} with {ranks} ranks, got {self.root}")
             arrays = 1 if all(map(self.runs_in_place, self.collectives)) else 2
             each = RANK_BYTES + arrays * max(self.pool, self.end)
-            what = f"{here or ranks} ranks of {libraries} libraries (smaller: -e, --ranks, --vs)"
+            of = "1 library" if libraries == 1 else f"{libraries} libraries"
+            what = f"a benchmark of {here or ranks} ranks of {of} (smaller: -e, --ranks, --vs)"
             memory.require((here or ranks) * (libraries * each + 2 * COPY_BYTES), what)

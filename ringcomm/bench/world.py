@@ -16,10 +16,10 @@ import ringcomm
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Communicator, Config, PeerLost
 from ringcomm.bench.comparison import OURS, Comparison, LibraryFailure
 from ringcomm.bench.interrupts import Interrupted
-from ringcomm.bench.job import JobFailed, Unsupported
+from ringcomm.bench.job import answers_of
 from ringcomm.bench.peers import LAUNCHED
 from ringcomm.bench.rank.library import Library
-from ringcomm.bench.rank.measure import RankBench
+from ringcomm.bench.rank.measure import RankBench, describe
 from ringcomm.bench.rank.ringcomm import RingcommLibrary
 from ringcomm.bench.sweep import Sweep
 from ringcomm.bootstrap.place import Place, find_place, host_id
@@ -123,13 +123,9 @@ class World:
             self.answer(*request)
         self.close()
 
-    def answer(self, library: str, name: str, arguments: tuple[Any, ...]) -> list[tuple[bool, Any]]:
-        """Carry out a request on all ranks; return on rank 0 whether each succeeded, and its result or the reason."""
-        try:
-            answer = True, getattr(self.benches[library], name)(*arguments)
-        except Exception as error:  # any error of the library is reported
-            answer = False, describe(error)
-        return self.comm.gather_object(answer) or []
+    def answer(self, library: str, *request: Any) -> list[tuple[str, Any]]:
+        """Carry out a request on all ranks; return on rank 0 the outcome of each."""
+        return self.comm.gather_object(self.benches[library].answer(request)) or []
 
     def close(self) -> None:
         for bench in reversed(self.benches.values()):  # ringcomm last: it may run over the MPI of another
@@ -145,12 +141,9 @@ class WorldRanks:
 
     def request(self, name: str, *arguments: Any, timeout: float | None = None) -> list[Any]:  # noqa: ARG002
         """Return the answer of each rank. A rank that does not answer fails all, by the timeout of the communicator."""
-        self._world.comm.broadcast_object((self.name, name, arguments))
-        answers = self._world.answer(self.name, name, arguments)
-        failed = [f"rank {rank}: {reason}" for rank, (done, reason) in enumerate(answers) if not done]
-        if failed:
-            raise (Unsupported if len(failed) == len(answers) else JobFailed)(failed[0])
-        return [result for _, result in answers]
+        request = self.name, name, *arguments
+        self._world.comm.broadcast_object(request)
+        return answers_of(dict(enumerate(self._world.answer(*request))), self._world.comm.size)
 
     def close(self) -> None:
         """The ranks close their libraries when rank 0 has no more requests."""
@@ -166,7 +159,3 @@ def start(module: str, size: int, timeout: float) -> Library:
     if library.size != size:
         raise RuntimeError(f"it knows {library.size} of {size} ranks: is it the one of the launcher?")
     return library
-
-
-def describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def affordable(ranks: int) -> int:
     """Return the largest size at which the arrays of all ranks fit into memory, or raise MemoryShortage."""
-    require(ranks * RANK_BYTES, f"{ranks} ranks")
+    require(ranks * RANK_BYTES, f"a launch of {ranks} ranks")
     room = available().bytes - ranks * RANK_BYTES
     largest = LARGEST
     while largest > LEAST_LARGEST and ranks * ARRAYS * largest > room:

@@ -11,7 +11,7 @@ from linecache import getline
 from traceback import extract_tb
 
 from ringcomm import __version__
-from ringcomm.errors import MemoryShortage, RingcommError, unknown
+from ringcomm.errors import ArgumentError, MemoryShortage, RingcommError, unknown
 from ringcomm.options import integer, one_of
 
 __all__ = ["COMMANDS", "main", "parser_of"]
@@ -55,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130  # 128 + SIGINT, as a shell reports it
     except (RingcommError, OSError) as error:
-        # The message of a shortage has all figures; the traceback in its notes adds nothing.
-        notes = () if isinstance(error, MemoryShortage) else getattr(error, "__notes__", ())
+        # These messages say all; the traceback of a rank in their notes adds nothing.
+        notes = () if isinstance(error, (ArgumentError, MemoryShortage)) else getattr(error, "__notes__", ())
         print(f"ringcomm {command}: {_described(error)}", *notes, sep="\n", file=sys.stderr)
         return 2
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from ringcomm.bench.rank.collectives import COLLECTIVES
 from ringcomm.errors import ArgumentError, refuse
-from ringcomm.machine.files import check_writable, write_atomic
-from ringcomm.options import not_negative, positive
+from ringcomm.machine.files import write_atomic
+from ringcomm.options import not_negative, output, picture, positive
 from ringcomm.trace.chrome import events
 from ringcomm.trace.dump import describe
 from ringcomm.trace.entries import read
-from ringcomm.trace.plot import check_format, plot
+from ringcomm.trace.plot import plot
 from ringcomm.trace.report import report
 
 __all__ = ["add_arguments", "run"]
@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "RINGCOMM_DUMP said."
     )
     parser.add_argument("path", type=Path, help="the folder of the traces, or the file of a flight record")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write a trace for Perfetto or Chrome")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a timeline; needs matplotlib")
+    parser.add_argument("-o", "--output", type=output, metavar="FILE", help="write a trace for Perfetto or Chrome")
+    parser.add_argument("--plot", type=picture, metavar="FILE", help="draw a timeline; needs matplotlib")
     parser.add_argument("--from", dest="begin", type=not_negative, metavar="S", help="leave out what ended before")
     parser.add_argument("--until", type=positive, metavar="S", help="leave out what began later")
 
@@ -39,7 +39,6 @@ def run(arguments: argparse.Namespace) -> int:
     begin, end = arguments.begin or 0.0, arguments.until or inf
     if begin >= end:
         raise ArgumentError(f"expected --from below --until, got {begin:g} and {end:g}")
-    _check_outputs(arguments)
     recordings = read(arguments.path)
     for each in recordings:
         each.calls = [call for call in each.calls if call.end >= begin and call.start < end]
@@ -55,18 +54,6 @@ def _refuse_options(arguments: argparse.Namespace) -> None:
     options = {"-o": arguments.output, "--plot": arguments.plot, "--from": arguments.begin, "--until": arguments.until}
     if given := [option for option, value in options.items() if value is not None]:
         raise refuse("path", f"a folder of traces, for {' and '.join(given)}", f"the file {arguments.path}")
-
-
-def _check_outputs(arguments: argparse.Namespace) -> None:
-    """Raise ArgumentError, before the traces are read, for a file that could not be written then."""
-    for option, path in (("-o", arguments.output), ("--plot", arguments.plot)):
-        if path:
-            try:
-                check_writable(path)
-            except OSError as error:
-                raise refuse(option, "a file that can be written", f"{path}: {error.strerror}") from None
-    if arguments.plot:
-        check_format(arguments.plot)
 
 
 def _bus_factor(name: str, ranks: int) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ringcomm.devices.compiler import cubin
 from ringcomm.devices.contract import CudaStream, KernelVariant, Memory, MessageShape, Shape
-from ringcomm.devices.device import DriverDevice
+from ringcomm.devices.device import Device
 from ringcomm.devices.driver import LIBCUDA, Driver
 
 __all__ = ["CudaDevice", "device_at", "device_of", "empty"]
@@ -18,8 +18,8 @@ cupy.cuda.runtime.getDeviceCount()  # raises without a GPU
 driver = Driver(LIBCUDA)
 
 
-class CudaDevice(DriverDevice):
-    """A GPU, and CuPy's arrays on it (ringcomm.devices.contract.Device)."""
+class CudaDevice(Device):
+    """A GPU, and CuPy's arrays on it."""
 
     family = "cuda"
     shape = Shape(channels=16, slots=8, slot_bytes=512 << 10, stage_bytes=32 << 10, line_bytes=8 << 10)

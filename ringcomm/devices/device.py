@@ -1,9 +1,10 @@
-"""What GPUs and the emulated device have in common: a GPU of a driver library, as the transport uses it."""
+"""A device that runs kernels, as the transports use it: a GPU of a driver library, or the emulated one."""
 
 import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from ringcomm.devices.contract import CudaStream, KernelVariant, Memory, Message
 from ringcomm.devices.driver import CudaError, Driver
 from ringcomm.devices.gpu import DeviceMemory, Gpu, Kernels
 
-__all__ = ["DriverDevice", "DriverEvent", "DriverStream", "DriverTimedEvent"]
+__all__ = ["Device", "DriverStream", "Event", "Pointer", "TimedEvent"]
 
 LOOKS = 8  # at the clocks of the GPU and of the host
 ORIGIN_NS = 4_000_000_000  # then the time since an event is exact to 0.5 us
@@ -34,8 +35,8 @@ class DriverStream:
         self._gpu.synchronize(self.ptr)
 
 
-class DriverEvent:
-    """A point in a stream."""
+class Event:
+    """A point in a stream: reached when everything queued before it has ended."""
 
     def __init__(self, gpu: Gpu, stream: int, timed: bool = False) -> None:
         self.event = gpu.create_event(timed)
@@ -48,13 +49,14 @@ class DriverEvent:
                 self._gpu.destroy_event(self.event)
 
     def reached(self) -> bool:
+        """Return whether it is. Raises what has failed before it."""
         return self._gpu.reached(self.event)
 
 
-class DriverTimedEvent(DriverEvent):
+class TimedEvent(Event):
     """A point in a stream, and when it was reached."""
 
-    def __init__(self, gpu: Gpu, stream: int, origin: "tuple[DriverTimedEvent, int] | None" = None) -> None:
+    def __init__(self, gpu: Gpu, stream: int, origin: "tuple[TimedEvent, int] | None" = None) -> None:
         super().__init__(gpu, stream, timed=True)
         self._origin = origin
 
@@ -67,14 +69,14 @@ class DriverTimedEvent(DriverEvent):
         return ns + int(1e6 * self._gpu.elapsed_ms(origin.event, self.event))
 
 
-class DriverDevice:
-    """A device (ringcomm.devices.contract.Device) but for its arrays and its current stream."""
+class Device:
+    """One rank's view of the device that holds its arrays. A subclass knows these arrays and the current stream."""
 
-    family: str
+    family: str  # "cuda" or "emulated"
     shape: Shape
     message_shape: MessageShape
-    threads: int
-    blocking = False
+    threads: int  # of a block
+    blocking = False  # whether calls return only when they are done, as with NumPy arrays
 
     def __init__(self, driver: Driver, ordinal: int, name: str) -> None:
         self.name, self.ordinal, self.library = name, ordinal, driver.library
@@ -83,10 +85,14 @@ class DriverDevice:
         self._loading = threading.Lock()
         self._kernels: dict[KernelVariant, Kernels] = {}
         self._message_kernel = 0
-        self._origin: tuple[DriverTimedEvent, int] | None = None  # of the times of events
+        self._origin: tuple[TimedEvent, int] | None = None  # of the times of events
 
     def stream(self) -> CudaStream:
         """Return the current stream of the calling thread."""
+        raise NotImplementedError
+
+    def array(self, owner: Memory, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return an array over memory that keeps it alive."""
         raise NotImplementedError
 
     def _image(self, variant: KernelVariant | None) -> bytes:
@@ -94,63 +100,74 @@ class DriverDevice:
         raise NotImplementedError
 
     def new_stream(self) -> DriverStream:
+        """Return a stream that waits for nothing the program has queued."""
         return DriverStream(self.gpu)
 
-    def record(self, stream: CudaStream) -> DriverTimedEvent:
+    def record(self, stream: CudaStream) -> TimedEvent:
         """Return an event that knows when it is reached: CUDA tells the time between two events in ms, as a float32."""
         if not self._origin or time.monotonic_ns() - self._origin[1] > ORIGIN_NS:
             looks = [self._look_at_clocks() for _ in range(LOOKS)]
             _, event, ns = min(looks, key=lambda look: look[0])  # others may have been interrupted
             self._origin = event, ns
-        return DriverTimedEvent(self.gpu, stream.ptr, self._origin)
+        return TimedEvent(self.gpu, stream.ptr, self._origin)
 
-    def _look_at_clocks(self) -> tuple[int, DriverTimedEvent, int]:
+    def _look_at_clocks(self) -> tuple[int, TimedEvent, int]:
         """Return an event that was reached, and when; before it how many ns that took."""
         begin = time.monotonic_ns()
-        event = DriverTimedEvent(self.gpu, self.gpu.copies)
+        event = TimedEvent(self.gpu, self.gpu.copies)
         self.gpu.synchronize_event(event.event)
         end = time.monotonic_ns()
         return end - begin, event, (begin + end) // 2
 
-    def mark(self, stream: CudaStream) -> DriverEvent:
-        return DriverEvent(self.gpu, stream.ptr)
+    def mark(self, stream: CudaStream) -> Event:
+        return Event(self.gpu, stream.ptr)
 
     def capturing(self) -> bool:
+        """Return whether launches on the current stream are captured into a graph, to be replayed later."""
         return self.gpu.capturing(self.stream().ptr)
 
     # --- Memory -------------------------------------------------------------------------------------------------------
 
     def allocate(self, size: int, what: str) -> DeviceMemory:
+        """Return zeroed memory that other processes can open. Raises MemoryShortage, which names `what`."""
         return DeviceMemory(self.gpu.allocate(size, what), self.gpu.free)
 
     def allocate_pinned(self, size: int) -> DeviceMemory:
+        """Return zeroed host memory that kernels access at the same address. Raises MemoryShortage."""
         return DeviceMemory(self.gpu.allocate_pinned(size), self.gpu.free_pinned)
 
     def export(self, memory: Memory) -> str:
+        """Return a handle with which peers open the memory."""
         return self.gpu.export(memory.address)
 
     def open(self, handle: str) -> DeviceMemory:
         return DeviceMemory(self.gpu.open(handle), self.gpu.close)
 
     def write(self, memory: Memory, offset: int, data: bytes) -> None:
+        """Write from the host; return when the data is there."""
         source = np.frombuffer(data, np.uint8)
         self.gpu.copy(memory.address + offset, source.ctypes.data, len(data), self.gpu.copies)
 
     def clear(self, memory: Memory, size: int) -> None:
+        """Write zeros; return when they are there."""
         self.gpu.clear(memory.address, size)
 
     def copy(self, target: int, source: int, size: int, stream: CudaStream) -> None:
+        """Queue a copy between any two of device memory and pinned host memory."""
         self.gpu.call("cuMemcpyAsync", target, source, size, stream.ptr)
 
     def download(self, address: int, target: Any) -> None:
+        """Copy to a NumPy array after everything queued on the current stream; return when the data is there."""
         self.gpu.copy(target.ctypes.data, address, target.nbytes, self.stream().ptr)
 
     def upload(self, source: Any, address: int) -> None:
+        """Copy from a NumPy array after everything queued on the current stream; return when the data is there."""
         self.gpu.copy(address, source.ctypes.data, source.nbytes, self.stream().ptr)
 
     # --- Kernels ------------------------------------------------------------------------------------------------------
 
     def kernel(self, variant: KernelVariant) -> int:
+        """Compile and load a kernel, unless it is loaded, and return its CUfunction."""
         return self._loaded(variant).one
 
     def _loaded(self, variant: KernelVariant) -> Kernels:
@@ -160,9 +177,19 @@ class DriverDevice:
             return self._kernels[variant]
 
     def message_kernel(self) -> int:
+        """Compile and load the kernel of messages, unless it is loaded, and return its CUfunction."""
         with self._loading:
             self._message_kernel = self._message_kernel or self.gpu.load_messages(self._image(None))
         return self._message_kernel
 
     def launch_virtual(self, variant: KernelVariant, args: Memory, ranks: int, blocks: int, stream: CudaStream) -> None:
+        """Queue one launch of a kernel for several ranks on this device, whose arguments are contiguous."""
         self.gpu.launch_virtual(self._loaded(variant), args.address, ranks, blocks, self.threads, stream.ptr)
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """The address of an array on a device."""
+
+    device: Device
+    address: int

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringcomm.devices.contract import KernelVariant, Memory, MessageShape, Shape
-from ringcomm.devices.device import DriverDevice, DriverStream
+from ringcomm.devices.device import Device, DriverStream
 from ringcomm.devices.driver import EMULATED, Driver
 from ringcomm.devices.gpu import DeviceMemory, Gpu
 from ringcomm.machine import memory
@@ -89,8 +89,8 @@ class CapturedGraph:
         _call("cuGraphLaunch", self._executable, ctypes.c_void_p(stream.ptr))
 
 
-class EmulatedDevice(DriverDevice):
-    """The CPU as a GPU (ringcomm.devices.contract.Device)."""
+class EmulatedDevice(Device):
+    """The CPU as a GPU."""
 
     family = "emulated"
     # Small, so that the calls of a test take many chunks.

@@ -3,18 +3,17 @@
 import argparse
 import json
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ringcomm.errors import ArgumentError, refuse
-from ringcomm.options import whole
+from ringcomm.options import picture, whole
+from ringcomm.plan import fit as calibrate
 from ringcomm.plan import report
-from ringcomm.plan.calibration import fit as calibrate
-from ringcomm.plan.calibration.measure import measure
 from ringcomm.plan.draw import draw
-from ringcomm.plan.model.devices import Accelerator, check_name, device, names, own_devices, ranks_of, save
-from ringcomm.plan.model.layout import RECOMPUTE, SCHEDULES, ZERO_STAGES, LayoutFields, with_schedule
+from ringcomm.plan.model.devices import Accelerator, check_name, device, names, own_devices, save
+from ringcomm.plan.model.layout import RECOMPUTE, SCHEDULES, ZERO_STAGES, ParallelLayout, with_schedule
 from ringcomm.plan.model.transformer import Transformer
 from ringcomm.plan.model.workload import Workload
 from ringcomm.plan.report_json import as_json
@@ -25,19 +24,16 @@ __all__ = ["add_arguments", "run"]
 NEEDED = ("gpus", "layers", "hidden", "heads", "batch")
 ONE = ("tp", "pp", "dp", "micro_batch")  # given together, they name one layout; the rest has its default
 DEFAULTS = {"device": "a100-80gb", "vocab": 51200, "seq": 2048, "gated": False, "experts": 0, "top_k": 2, "best": 10}
-# The options that go with one of these; with neither, all others do.
-MODES = {
-    "measure": ("gpus",),
-    "calibrate": ("device", "attention", "vocab", "recompute", "sequence_parallel", "save"),
-}
+# The options that go with --calibrate; without it, all others do.
+FIT = ("device", "attention", "vocab", "recompute", "sequence_parallel", "save")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"ringcomm plan {' '.join(f'--{name} N' for name in NEEDED)} [option ...]"
     count = whole(1)
     add = parser.add_argument_group("model and cluster").add_argument
-    add("--gpus", type=count, metavar="N", help="number of GPUs; with --measure, of ranks on this machine")
-    text = f"{', '.join(names())}, this (see --measure) or your own (see --save); default: {DEFAULTS['device']}"
+    add("--gpus", type=count, metavar="N", help="number of GPUs")
+    text = f"{', '.join(names())} or your own (see --save); default: {DEFAULTS['device']}"
     add("--device", metavar="NAME", help=text)
     add("--layers", type=count, metavar="N", help="transformer layers")
     add("--hidden", type=count, metavar="N", help="hidden size")
@@ -70,12 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("output").add_argument
     add("--best", type=count, metavar="N", help="layouts to show (default: 10)")
     add("--json", action="store_true", default=None, help="print JSON")
-    add("--plot", metavar="PICTURE", help="draw the best layout: .png, .svg or .pdf; needs matplotlib")
+    add("--plot", type=picture, metavar="PICTURE", help="draw the best layout: .png, .svg or .pdf; needs matplotlib")
     add = parser.add_argument_group("constants").add_argument
     add("--calibrate", type=Path, metavar="RUNS.csv", help="fit the constants of --device to measured steps")
     add("--save", metavar="NAME", help="keep the calibrated device under a name")
-    text = "measure the device this-N: --gpus N ranks on the CPU of this machine"
-    add("--measure", action="store_true", default=None, help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -83,8 +77,6 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         _check_mode(given)
         chosen = argparse.Namespace(**vars(arguments) | DEFAULTS | given)
-        if arguments.measure:
-            return _measure(chosen)
         return _calibrate(chosen) if arguments.calibrate else _plan(chosen)
     except ArgumentError as error:
         name, space, value = (error.argument or "").partition(" ")
@@ -95,16 +87,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_mode(given: Mapping[str, Any]) -> None:
     """Raise ArgumentError if an option would be ignored."""
-    mode = next((each for each in MODES if each in given), None)
-    if mode is None:
-        if "save" in given:
-            raise ArgumentError("--save: expected with --calibrate, which fits the device that is saved")
-        if "best" in given and all(name in given for name in ONE):
-            raise refuse("best", "a search", f"one layout, by {', '.join(map(_option, ONE))}")
-        if "experts" not in given and (name := next((each for each in ("top_k", "ep") if each in given), None)):
-            raise refuse(name, "--experts beside it", given[name])
-    elif ignored := [_option(name) for name in given if name not in (mode, *MODES[mode])]:
-        raise refuse(_option(mode), f"only {', '.join(map(_option, MODES[mode]))} beside it", ", ".join(ignored))
+    if "calibrate" in given:
+        if ignored := [_option(name) for name in given if name not in ("calibrate", *FIT)]:
+            raise refuse("calibrate", f"only {', '.join(map(_option, FIT))} beside it", ", ".join(ignored))
+    elif "save" in given:
+        raise ArgumentError("--save: expected with --calibrate, which fits the device that is saved")
+    elif "best" in given and all(name in given for name in ONE):
+        raise refuse("best", "a search", f"one layout, by {', '.join(map(_option, ONE))}")
+    elif "experts" not in given and (name := next((each for each in ("top_k", "ep") if each in given), None)):
+        raise refuse(name, "--experts beside it", given[name])
 
 
 def _option(name: str) -> str:
@@ -114,12 +105,10 @@ def _option(name: str) -> str:
 def _plan(arguments: argparse.Namespace) -> int:
     if missing := [f"--{name}" for name in NEEDED if getattr(arguments, name) is None]:
         raise ArgumentError(f"the following options are required: {', '.join(missing)}")
-    if arguments.plot is not None:
-        _check_picture(arguments.plot)
     model = Transformer(**{each.name: getattr(arguments, each.name) for each in fields(Transformer)})
-    workload, fixed = Workload(model, _device(arguments), arguments.gpus, arguments.batch), LayoutFields()
-    given = {name: getattr(arguments, name, None) for name in LayoutFields.__annotations__}
-    fixed.update({name: x for name, x in given.items() if x is not None})  # type: ignore[typeddict-item]
+    workload = Workload(model, _device(arguments), arguments.gpus, arguments.batch)
+    given = {name: getattr(arguments, name, None) for name in (*asdict(ParallelLayout()), "schedule")}
+    fixed = {name: value for name, value in given.items() if value is not None}
     result = None if all(name in fixed for name in ONE) else search(workload, fixed, arguments.best)
     found = result.best if result else [price(workload, with_schedule(**fixed))]
     if arguments.json:
@@ -127,45 +116,16 @@ def _plan(arguments: argparse.Namespace) -> int:
     else:
         print(*(report.describe(result) if result else report.details(found[0])), sep="\n")
     if arguments.plot:
-        try:
-            draw(found[0], Path(arguments.plot))
-        except OSError as error:
-            raise refuse("plot", "a file that can be written", f"{arguments.plot!r}: {error.strerror}") from None
+        draw(found[0], arguments.plot)
     return 0
-
-
-def _check_picture(name: str) -> None:
-    path = Path(name)
-    if path.suffix not in (".png", ".svg", ".pdf") or path.is_dir() or not path.absolute().parent.is_dir():
-        raise refuse("plot", "a .png, .svg or .pdf in a folder that exists", repr(name))
 
 
 def _device(arguments: argparse.Namespace) -> Accelerator:
-    """Return the device; `this-N` for N ranks only, whose collectives were measured."""
-    name, gpus = arguments.device, arguments.gpus
-    if gpus and ranks_of(name) not in (None, f"{gpus}"):
-        raise refuse("gpus", f"{ranks_of(name)}, as {name} was measured", gpus)
-    chosen = device(f"this-{gpus}" if name == "this" else name)
+    chosen = device(arguments.device)
     return replace(chosen, attention=arguments.attention) if arguments.attention else chosen
 
 
-def _measure(arguments: argparse.Namespace) -> int:
-    if arguments.gpus is None:
-        raise ArgumentError("--measure: expected --gpus, the number of ranks")
-    own_devices()  # raises now, not after the measurement
-    measured = measure(arguments.gpus)
-    path = save(measured, measured.name)
-    print(
-        f"{measured.name}: {measured.flops / 1e9:.1f} GFLOP/s and {measured.bandwidth / 1e9:.1f} GB/s of a rank, "
-        f"{measured.calibration.launch * 1e6:.0f} µs to launch a layer, all_reduce {measured.inside / 1e9:.2f} GB/s "
-        f"and {measured.inside_latency * 1e6:.1f} µs a step; in {path}"
-    )
-    return 0
-
-
 def _calibrate(arguments: argparse.Namespace) -> int:
-    if arguments.device == "this":
-        raise refuse("device", "this-N, as --measure has named it", "this")
     if arguments.save is not None:
         check_name(arguments.save)
         own_devices()

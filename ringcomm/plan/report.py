@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from ringcomm.plan.model.devices import gib
 from ringcomm.plan.price.step import PARTS
-from ringcomm.plan.search.neighbors import Explainer
+from ringcomm.plan.search.neighbors import between, near
 from ringcomm.plan.search.search import TIE, Candidate, SearchResult, differences
 from ringcomm.plan.train_command import grid, train_command
 
@@ -19,7 +19,6 @@ def describe(result: SearchResult) -> Iterator[str]:
     """Yield the lines of a search: the best layouts, why the others lose, and what is out."""
     best, *others = result.best
     model, device, batch = result.workload.model, result.workload.device, result.workload.batch
-    explainer = Explainer(result)
     yield from _head(result.best)
     room = f"the {gib(device.available)} of a GPU's {gib(device.memory)} that CUDA, NCCL and the allocator leave"
     yield f"{result.legal:,} layouts, of which {result.fitting:,} fit into {room}"
@@ -27,7 +26,7 @@ def describe(result: SearchResult) -> Iterator[str]:
     yield from _table(result.best, legend=True)
     yield ""
     yield "What makes layout 1 possible, and what it gains: with one choice changed,"
-    for each in explainer.near():
+    for each in near(result):
         yield f"    {_change(each, best)}: {_outcome(each, best)}"
     if others:
         yield ""
@@ -35,7 +34,7 @@ def describe(result: SearchResult) -> Iterator[str]:
     for number, each in enumerate(others, 2):
         yield f"{number:>3} takes {_compared(each, best)}"
         if steps := [
-            f"{_change(step, best)}: {_outcome(step, best, parts=False)}" for step in explainer.between(each.layout)
+            f"{_change(step, best)}: {_outcome(step, best, parts=False)}" for step in between(result, each.layout)
         ]:
             yield f"    1 with {'; with '.join(steps)}"
     if result.short or any(result.indivisible.values()):

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ringcomm.plan.price.traffic import bytes_sent
-from ringcomm.plan.search.neighbors import Explainer
+from ringcomm.plan.search.neighbors import near
 from ringcomm.plan.search.search import Candidate, SearchResult
 from ringcomm.plan.train_command import grid, train_command
 
@@ -30,7 +30,7 @@ def as_json(candidates: Sequence[Candidate], result: SearchResult | None = None)
     }
     if result:
         found |= {"legal": result.legal, "fitting": result.fitting}
-        found["near"] = [_layout(each) for each in Explainer(result).near()]
+        found["near"] = [_layout(each) for each in near(result)]
         short = [{"reason": "memory", "tp": tp, "pp": pp, "bytes": size} for (tp, pp), size in result.short.items()]
         uneven = [
             {"reason": "not divisible", axis: size} for axis, sizes in result.indivisible.items() for size in sizes

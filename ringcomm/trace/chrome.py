@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
-from ringcomm.trace.entries import Call, Recording
-from ringcomm.trace.processes import processes_of
+from ringcomm.trace.entries import Call, Recording, processes_of
 
 __all__ = ["events"]
 

@@ -1,7 +1,7 @@
 """Reads the files of a trace: calls with their times in seconds, of all ranks by one clock."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ringcomm.trace.jobs import check_one_job, job_ranks_of
 from ringcomm.trace.recorder import MARK_BYTES
 from ringcomm.types import COLLECTIVES, DTYPES, PATHS
 
-__all__ = ["Call", "Recording", "read"]
+__all__ = ["Call", "Recording", "processes_of", "read"]
 
 NAME_AT = 24  # bytes, in the entry of a mark
 
@@ -107,6 +107,14 @@ def read(folder: Path) -> list[Recording]:
     first = {group: min(each.calls[0].start for each in found if each.group == group and each.calls) for group in used}
     _shift(found, dict.fromkeys({each.host for each in found}, -min(first.values())))
     return sorted(found, key=lambda each: (first[each.group], each.group, each.rank))
+
+
+def processes_of(recordings: Sequence[Recording]) -> dict[str, Recording]:
+    """Return a recording of each process, as pictures show them: by their ranks in the job, and their first calls."""
+    found: dict[str, Recording] = {}
+    for each in recordings:
+        found.setdefault(each.process, each)
+    return dict(sorted(found.items(), key=lambda item: item[1].job_rank))
 
 
 def _calls(entries: NDArray[Any], clock: Clock) -> Iterator[Call]:

@@ -4,28 +4,15 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringcomm.errors import RingcommError, refuse
-from ringcomm.trace.entries import Recording
-from ringcomm.trace.processes import processes_of
+from ringcomm.trace.entries import Recording, processes_of
 
-__all__ = ["check_format", "plot"]
+__all__ = ["plot"]
 
 MOVING, WAITING, MARK = "tab:blue", "tab:red", "0.3"
 
 
-def check_format(picture: Path) -> None:
-    """Raise ArgumentError if matplotlib cannot draw such a file, and RingcommError where it is missing."""
-    try:
-        from matplotlib.backend_bases import FigureCanvasBase
-    except ImportError:
-        raise RingcommError("--plot needs matplotlib: pip install 'ringcomm[bench]'") from None
-    known = sorted(f".{each}" for each in FigureCanvasBase.get_supported_filetypes())
-    if picture.suffix.lower() not in known:
-        raise refuse("--plot", f"a file that ends in {', '.join(known[:-1])} or {known[-1]}", picture)
-
-
 def plot(recordings: Sequence[Recording], picture: Path) -> None:
-    """Draw the timeline, in a format that `check_format` accepts."""
+    """Draw the timeline."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

@@ -15,7 +15,7 @@ from typing import Any
 
 from ringcomm.adapters import ON_GPUS
 from ringcomm.callbacks import call_back
-from ringcomm.devices.contract import Device, Pointer
+from ringcomm.devices.device import Device, Pointer
 from ringcomm.errors import ArgumentError, RingcommError, describe_error, raise_first_failure, refuse
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.contract import CollectiveCall, Fused, LocalTransport, Pending, TransferCall, Transport

@@ -1,6 +1,6 @@
 """The collectives of a communicator whose arrays on GPUs are staged in host memory, and the calls that follow them."""
 
-from ringcomm.devices.contract import Device
+from ringcomm.devices.device import Device
 from ringcomm.errors import Aborted
 from ringcomm.transports.call_queue import CallQueue
 from ringcomm.transports.contract import CollectiveCall, Pending, Transport

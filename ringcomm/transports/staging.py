@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ringcomm.devices.contract import Device, Event, Memory
+from ringcomm.devices.contract import Memory
+from ringcomm.devices.device import Device, Event
 from ringcomm.errors import Aborted, ArgumentError, MemoryShortage, RingcommError
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.blocks import Blockwise

@@ -2,14 +2,14 @@
 
 import sys
 
-from ringcomm.bench import comparison, device_arrays
+from ringcomm.bench import comparison
 from ringcomm.commands.cli import main
 
 BENCH = [sys.executable, __file__]
 
 
 def shorten():
-    comparison.COPY_BYTES = device_arrays.COPY_BYTES = 1 << 20
+    comparison.COPY_BYTES = 1 << 20
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ def parse(words):
     "words",
     [
         *("-b 0", "-f 1", "-n 0", "-w -1", "-c 2", "--op median", "--dtype float31", "COLLECTIVE all_reduse"),
-        *("--ranks 2,0", "--root -1", "--in-place --out-of-place", "--timeout 0", "--vs gloo,gloom"),
+        *("--ranks 2,0", "--root -1", "--timeout 0", "--vs gloo,gloom"),
         "--shared-arrays --symmetric",
     ],
 )

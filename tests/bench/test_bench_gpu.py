@@ -1,14 +1,13 @@
 """`ringcomm bench --device`: buffers outside host memory, on the emulated device."""
 
-import json
 import os
-import signal
 import subprocess
 import threading
 import time
 from itertools import count
 
 import pytest
+from gpu.device_arrays import DeviceArrays
 from quick_bench import BENCH
 from test_bench import OPTIONS
 
@@ -16,36 +15,12 @@ import harness
 from ringcomm import ArgumentError
 from ringcomm.bench import peers, report
 from ringcomm.bench.comparison import Comparison
-from ringcomm.bench.device_arrays import DeviceArrays
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.rank import measure
 from ringcomm.bench.rank.library import HostBuffers
 from ringcomm.bench.rank.measure import RankBench
 from ringcomm.bench.rank.ringcomm import RingcommLibrary
 from ringcomm.bench.sweep import Sweep
-from ringcomm.commands.cli import main
-
-VIRTUAL = ["all_reduce", "--virtual-ranks"]
-
-
-def run_virtual(*options):
-    return subprocess.run([*BENCH, *VIRTUAL, *options], capture_output=True, text=True, check=False)
-
-
-@pytest.mark.parametrize(("number", "measured"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
-def test_results_of_virtual_ranks_before_an_interrupt_are_kept(tmp_path, number, measured):
-    file = tmp_path / "virtual.json"
-    options = ["--device", "emulated", "-b", "64" if measured else "1M", "-e", "1M", "-f", "2", "--json", str(file)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([*BENCH, *VIRTUAL, *options], **pipes) as process:
-        next(line for line in process.stdout if (" ll " if measured else "#ranks") in line)
-        process.send_signal(number)
-        _, err = process.communicate(timeout=30)
-    assert process.returncode == 128 + number
-    assert err == "ringcomm bench: interrupted; completed measurements are kept\n"
-    assert file.exists() == measured
-    if measured:
-        assert json.loads(file.read_text())["rows"][0]["kernel"] == "ll"
 
 
 def test_queued_work_finishes_before_an_interrupt_frees_its_memory():
@@ -62,46 +37,6 @@ def test_queued_work_finishes_before_an_interrupt_frees_its_memory():
     with pytest.raises(KeyboardInterrupt):
         arrays.time(lambda: next(calls)())
     assert done.is_set()
-
-
-def test_virtual_ranks_are_correct_on_the_emulated_device(tmp_path):
-    results = tmp_path / "virtual.json"
-    sizes = ["-b", "64", "-e", "16K", "-n", "2", "--ranks", "2,3"]
-    done = run_virtual("--device", "emulated", *sizes, "--json", str(results))
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(results.read_text())["rows"]
-    assert {row["kernel"] for row in rows} == {"ll", "one_shot", "two_shot", "ring_all_reduce"}
-    assert {row["ranks"] for row in rows} == {2, 3}
-    assert not any(row["wrong"] for row in rows)
-    assert all(row["moved"] > 0 for row in rows)
-    assert all(row["kernel"] in done.stdout for row in rows)
-
-
-def test_virtual_ranks_without_a_gpu_are_refused_in_one_line(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(peers, "gpus", list)
-    file = tmp_path / "virtual.json"
-    assert main(["bench", *VIRTUAL, "--device", "cuda", "--json", str(file)]) == 2
-    assert capsys.readouterr() == ("", "ringcomm bench: --device cuda: no CUDA device\n")
-    assert not file.exists()
-
-
-@pytest.mark.parametrize("options", [[], ["--device", "emulated"]])
-def test_virtual_ranks_without_a_device_or_a_kernel_are_refused(options, capsys):
-    assert main(["bench", "send_recv" if options else "all_reduce", "--virtual-ranks", *options]) == 2
-    assert "--virtual-ranks: expected collectives, and --device cuda or emulated, got " in capsys.readouterr().err
-
-
-def test_virtual_ranks_measure_any_collective_and_dtype(tmp_path):
-    results = tmp_path / "virtual.json"
-    words = "all --root 1 --dtype int64,bfloat16"
-    words += f" --virtual-ranks --device emulated -b 256 -e 4K -f 16 -n 1 --json {results}"
-    done = subprocess.run([*BENCH, *words.split()], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(results.read_text())["rows"]
-    assert {row["kernel"] for row in rows} >= {"all_gather", "broadcast", "one_shot_reduce", "scatter", "barrier"}
-    assert {row["dtype"] for row in rows} == {"int64", "bfloat16"}
-    assert "# send_recv: not measured" in done.stdout
-    assert not any(row["wrong"] for row in rows)
 
 
 def test_the_clock_stops_when_all_queued_work_is_done(monkeypatch):

@@ -323,9 +323,8 @@ def test_unsupported_calls_and_broken_peers_are_reported(cache, tmp_path):
     ("words", "message"),
     [
         ("", "which collective?"),
-        ("all_reduce --virtual-ranks --device emulated --symmetric", "expected none of --vs, --symmetric, "),
         ("all_reduce --json /nowhere/out.json", "/nowhere/out.json"),
-        ("all_reduce --ranks 1000 -e 64G", "1000 ranks of 1 libraries (smaller: -e, --ranks, --vs) needs"),
+        ("all_reduce --ranks 1000 -e 64G", "1000 ranks of 1 library (smaller: -e, --ranks, --vs) needs"),
     ],
 )
 def test_bad_input_is_reported_in_one_line(words, message, capsys):
@@ -382,8 +381,8 @@ def test_without_any_of_the_peers_asked_for_nothing_is_measured(monkeypatch, tmp
 
 
 @pytest.mark.parametrize("content", ["{}", "nonsense"])
-def test_a_file_without_results_is_not_plotted(tmp_path, content, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # which is asked for last
+def test_a_file_without_results_is_not_plotted(tmp_path, content, capsys):
+    pytest.importorskip("matplotlib")
     data = tmp_path / "data.json"
     data.write_text(content)
     assert main(["plot", str(data), "-o", str(tmp_path / "out.png")]) == 2

@@ -123,7 +123,6 @@ REFUSED = {
     "all_reduce --unbound": "--unbound: for ranks that bench starts itself",
     "all_reduce --noise": "--noise: for ranks that bench starts itself",
     "--setup-peers": "--setup-peers: for ranks that bench starts itself",
-    "all_reduce --virtual-ranks": "--virtual-ranks: for ranks that bench starts itself",
     "": "which collective? all_reduce, ",
     "all_reduce --dtype bool --op avg": "--op: avg is not defined for bool",
     "all_reduce --json /": "Is a directory",

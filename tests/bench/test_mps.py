@@ -1,20 +1,16 @@
-"""`ringcomm bench --mps`, with a program that stands for nvidia-cuda-mps-control."""
+"""benchmarks/gpu/under_mps.py, with a program that stands for nvidia-cuda-mps-control."""
 
 import os
 import re
-import signal
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from test_bench import parse
+from gpu import under_mps as mps
 
 import harness
 from ringcomm import RingcommError
-from ringcomm.bench import command, machine, mps, peers, report, sweep
-from ringcomm.bench.comparison import Comparison
-from ringcomm.bench.sweep import Sweep
 
 # As the real one: -d returns when a daemon in a session of its own has its pid file; without -d it passes commands on.
 CONTROL = f"""#!{sys.executable}
@@ -118,57 +114,3 @@ def test_a_program_that_is_not_in_path_is_found_where_containers_have_it(control
     with mps.started_mps():
         pass
     assert ended(pids())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_the_bench_starts_mps_where_ranks_share_a_gpu(control, monkeypatch, capsys, interrupted):
-    """Host buffers stand for those of the GPU."""
-    pids = control()
-    for module in (machine, peers):
-        monkeypatch.setattr(module, "gpus", lambda: ["NVIDIA H200"])
-    monkeypatch.setattr(sweep, "GPU_POOL", 1 << 20)
-    library = peers.LibrarySpec("ringcomm", "ringcomm", sys.executable, peers.run_ringcomm, "RINGCOMM_RANK", {})
-    monkeypatch.setattr(peers, "libraries", lambda *_: ([library], []))
-    monkeypatch.setattr(Comparison, "_memcpy", lambda *_: 0.0)
-    if interrupted:
-        monkeypatch.setattr(Comparison, "_measure", lambda *_: os.kill(os.getpid(), signal.SIGINT))
-    words = "all_reduce --device cuda --mps --ranks 1,2 -e 4 -n 1"
-    assert command.run(parse(words)) == (130 if interrupted else 0)
-    out = capsys.readouterr().out
-    assert "# no MPS: each rank has a GPU of its own" in out
-    if not interrupted:
-        assert "# MPS, started in a folder of its own, runs the kernels of all ranks at once" in out
-        assert len(pids()) == 1, "for two ranks only"
-        assert ended(pids())
-
-
-def test_ranks_of_one_gpu_see_the_environment_of_mps(control, monkeypatch):
-    control()
-    monkeypatch.setattr(machine, "gpus", lambda: ["NVIDIA H200"])
-    seen = []
-
-    def started(_, library, __):
-        seen.append(library.environment)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Comparison, "start", started)
-    given = command.sweep_of(parse("all_reduce --device cuda --mps -e 4"))
-    library = peers.LibrarySpec("ringcomm", "ringcomm", sys.executable, peers.run_ringcomm, "RINGCOMM_RANK", {"A": "1"})
-    with pytest.raises(KeyboardInterrupt), command._started(given, 2, [library], 1):
-        pass
-    assert {*seen[0]} == {"A", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"}
-
-
-def test_the_header_names_mps_where_ranks_share_a_gpu():
-    here = machine.Machine("", 2, 1 << 20, ["NVIDIA H200"], "", "", None, "", {})
-    given = Sweep(collectives=["all_reduce"], ranks=[2], begin=4, dtypes=["float32"], ops=["sum"], device="cuda")
-    assert "without MPS the kernels of the ranks take turns" in report.header(here, Comparison(given, 2, "", None))
-    assert "MPS, started in a folder" in report.header(here, Comparison(given, 2, "", None, mps=True))
-
-
-def test_mps_is_for_gpus(capsys):
-    from ringcomm.commands.cli import main
-
-    assert main(["bench", "all_reduce", "--mps"]) == 2
-    assert capsys.readouterr().err == "ringcomm bench: --mps: expected --device cuda, got host\n"

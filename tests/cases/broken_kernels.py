@@ -3,9 +3,8 @@
 import ctypes
 
 import numpy as np
-
-from ringcomm.bench.fresh import FreshCheck
-from ringcomm.transports.cuda.virtual import VirtualCall
+from gpu.fresh import FreshCheck
+from gpu.virtual import VirtualCall
 
 __all__ = ["BROKEN", "break_launches"]
 

@@ -64,7 +64,7 @@ def test_the_command_prints_each_range_of_sizes_and_explains_its_path(capsys):
 
 def test_more_ranks_than_fit_into_memory_are_refused(capsys):
     assert main(["algorithms", "-n", "1000000"]) == 2
-    assert re.fullmatch("ringcomm algorithms: 1000000 ranks needs .*\n", capsys.readouterr().err)
+    assert re.fullmatch("ringcomm algorithms: a launch of 1000000 ranks needs .*\n", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(("room", "largest"), [(320, 64), (319, 32), (192, 32), (68, 1), (64, 1)])
@@ -74,9 +74,14 @@ def test_the_largest_arrays_fit_into_memory(monkeypatch, room, largest):
     assert algorithms.affordable(1) == largest << 20
 
 
-def test_an_invalid_setting_is_refused_before_the_table(monkeypatch, capsys):
-    monkeypatch.setenv("RINGCOMM_TIMEOUT", "x")
+@pytest.mark.parametrize(
+    ("name", "value", "refusal"),
+    [
+        ("TIMEOUT", "x", "RINGCOMM_TIMEOUT: expected a finite number of seconds > 0, got 'x'"),
+        ("ALGORITHM", "rink", "unknown algorithm 'rink'; did you mean 'ring'?"),  # which a rank refuses
+    ],
+)
+def test_an_invalid_setting_is_refused_before_the_table(monkeypatch, capsys, name, value, refusal):
+    monkeypatch.setenv(f"RINGCOMM_{name}", value)
     assert main(["algorithms"]) == 2
-    out, err = capsys.readouterr()
-    assert not out
-    assert err == "ringcomm algorithms: RINGCOMM_TIMEOUT: expected a finite number of seconds > 0, got 'x'\n"
+    assert capsys.readouterr() == ("", f"ringcomm algorithms: {refusal}\n")

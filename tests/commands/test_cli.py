@@ -7,7 +7,7 @@ import pytest
 
 import ringcomm
 from ringcomm.commands import cli, doctor
-from ringcomm.errors import MemoryShortage, RingcommError
+from ringcomm.errors import ArgumentError, MemoryShortage, RingcommError
 
 OPTIONS = [
     pytest.param(command, option, id=f"{command} {option}")
@@ -68,9 +68,13 @@ def test_every_command_has_help(command, capsys):
 
 @pytest.mark.parametrize(
     ("kind", "printed"),
-    [(RingcommError, "ringcomm doctor: no room\non rank 1\n"), (MemoryShortage, "ringcomm doctor: no room\n")],
+    [
+        (RingcommError, "ringcomm doctor: no room\non rank 1\n"),
+        (ArgumentError, "ringcomm doctor: no room\n"),
+        (MemoryShortage, "ringcomm doctor: no room\n"),
+    ],
 )
-def test_an_error_is_printed_with_its_notes_and_a_memory_shortage_without(kind, printed, monkeypatch, capsys):
+def test_an_error_is_printed_with_its_notes_unless_its_message_says_all(kind, printed, monkeypatch, capsys):
     def fail(_):
         error = kind("no room")
         error.add_note("on rank 1")

@@ -1,7 +1,5 @@
 """`ringcomm draw`: the transfers of a schedule, their layout and labels, and the picture."""
 
-import sys
-
 import pytest
 
 from ringcomm.algorithms import ALGORITHMS
@@ -129,14 +127,3 @@ def test_the_default_collective_is_all_reduce_or_the_first(tmp_path, monkeypatch
 def test_invalid_arguments_are_refused(arguments, words, tmp_path, capsys):
     assert main(["draw", *arguments, "-o", str(tmp_path / "x.svg")]) == 2
     assert capsys.readouterr().err.startswith(f"ringcomm draw: {words}")
-
-
-def test_an_unknown_picture_format_is_refused(tmp_path, capsys):
-    assert main(["draw", "ring", "-n", "2", "-o", str(tmp_path / "x.bmpp")]) == 2
-    assert "x.bmpp: Format 'bmpp' is not supported" in capsys.readouterr().err
-
-
-def test_a_missing_matplotlib_has_its_install_command(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main(["draw", "ring", "-o", str(tmp_path / "x.svg")]) == 2
-    assert capsys.readouterr().err == "ringcomm draw: draw needs matplotlib: pip install 'ringcomm[bench]'\n"

@@ -107,7 +107,7 @@ def wait_in_a_part(comm):
 def test_a_wait_in_a_group_names_the_rank_of_the_job(capsys):
     with harness.world(SIZE) as pool, busy(pool, wait_in_a_part) as pids:
         job = looks(capsys, pids, lambda ranks: ranks[1]["waits_for"] == 2)
-        assert job["ranks"][1]["call"] == "recv(float64 x 1, from 1) in a group of 2"
+        assert job["ranks"][1]["call"] == "recv(float64 x 1, from 1) with tag 0 in a group of 2"
         finish(pool, pids)
 
 

@@ -30,13 +30,6 @@ def _no_environment(monkeypatch):
         monkeypatch.delenv(PREFIX + name.name.upper(), raising=False)
 
 
-def test_the_defaults_are_those_of_the_documentation():
-    config = Config()
-    assert config.timeout == 300.0
-    assert config.arena_bytes == 8 << 20
-    assert config.sub_arena_bytes == 1 << 20
-
-
 def test_arguments_override_the_environment(monkeypatch):
     monkeypatch.setenv("RINGCOMM_TIMEOUT", "2.5")
     monkeypatch.setenv("RINGCOMM_ONE_SHOT_BYTES", "1")
@@ -174,11 +167,6 @@ def test_an_object_that_is_not_a_config_is_refused(config):
 def test_a_config_in_the_place_of_the_timeout_is_refused():
     with pytest.raises(ArgumentError, match="timeout: expected seconds; a Config is passed as config=…, got a Config"):
         ringcomm.init(Config())
-
-
-def test_an_unknown_algorithm_names_the_nearest():
-    with pytest.raises(ArgumentError, match="unknown algorithm 'rign'; did you mean 'ring'"):
-        ringcomm.init(config=Config(algorithm="rign"))
 
 
 def test_integers_of_numpy_become_ints_which_the_ranks_exchange_as_json():

@@ -1,10 +1,12 @@
 """The values of options, and what is said of a wrong one."""
 
+import sys
 from argparse import ArgumentTypeError
 
 import pytest
 
 from ringcomm import options
+from ringcomm.commands.cli import main
 
 
 @pytest.mark.parametrize(
@@ -38,3 +40,30 @@ def test_a_wrong_value_is_answered_by_what_was_expected_and_given(parse, wrong, 
 def test_an_unknown_name_gets_the_nearest_one():
     with pytest.raises(ArgumentTypeError, match=r"unknown peer 'gloom'; did you mean 'gloo'\?"):
         options.one_of("peer", ["gloo", "mpich"])("gloom")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x", "expected a .png, .svg or .pdf, got 'x'"),
+        ("x.bmp", "expected a .png, .svg or .pdf, got 'x.bmp'"),
+        ("", "expected a .png, .svg or .pdf, got ''"),
+        ("missing/x.png", "expected a file that can be written, got 'missing/x.png': No such file or directory"),
+        ("folder.pdf", "expected a file that can be written, got 'folder.pdf': Is a directory"),
+    ],
+)
+@pytest.mark.parametrize("command", ["draw ring -o", "plot some.json -o", "plan --plot", "trace folder.pdf --plot"])
+def test_a_picture_that_cannot_be_drawn_is_refused_at_once(command, text, words, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.pdf").mkdir()
+    with pytest.raises(SystemExit, match="2"):
+        main([*command.split(), text])
+    assert capsys.readouterr().err.endswith(f": {words}\n")
+    assert [*tmp_path.iterdir()] == [tmp_path / "folder.pdf"]
+
+
+def test_a_missing_matplotlib_has_its_install_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ArgumentTypeError, match=r"^needs matplotlib: pip install 'ringcomm\[bench\]'$"):
+        options.picture("x.png")

@@ -66,7 +66,6 @@ def test_by_default_the_file_is_in_the_users_config_folder(monkeypatch, tmp_path
         ('{"one_shot_bytes": 4096}', "expected the \"settings\" of a machine under 'one_shot_bytes'"),
         ('{MACHINE: {"settings": {"one_shot_bytes": "many"}}}', "one_shot_bytes: expected an integer, got 'many'"),
         ('{MACHINE: {"settings": {"one_shot_bytes": Infinity}}}', "one_shot_bytes: expected an integer, got inf"),
-        ("[" * 100_000, "its content is nested too deeply"),
         ("\0", "Expecting value"),
         ('{MACHINE: {"settings": {"one_shot_bites": 1}}}', "unknown setting 'one_shot_bites'; did you mean 'one_shot_"),
     ],
@@ -80,32 +79,6 @@ def test_a_file_that_cannot_be_read_is_named_with_the_cure(file, content, reason
         Config()
 
 
-@pytest.mark.timeout(10)
-@pytest.mark.parametrize("kind", ["pipe", "folder", "/dev/zero"])
-def test_what_is_no_regular_file_is_not_read(file, monkeypatch, kind):
-    file.parent.mkdir()
-    if kind == "pipe":
-        os.mkfifo(file)
-    elif kind == "folder":
-        file.mkdir()
-    else:
-        monkeypatch.setenv("RINGCOMM_TUNING", kind)
-    with pytest.raises(ArgumentError, match=r"(tuning\.json|/dev/zero) cannot be read \(it is no regular file\)"):
-        Config()
-
-
-@pytest.mark.timeout(10)
-def test_the_command_can_write_to_a_pipe(file):
-    file.parent.mkdir()
-    os.mkfifo(file)
-    reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        tuning.write(file, {"one_shot_bytes": 7}, {})
-        assert b'"one_shot_bytes": 7' in os.read(reader, 1000)
-    finally:
-        os.close(reader)
-
-
 def test_a_file_that_this_user_may_not_read_is_named(file, monkeypatch):
     def refuse(_):
         raise PermissionError(13, "Permission denied", str(file))
@@ -117,7 +90,7 @@ def test_a_file_that_this_user_may_not_read_is_named(file, monkeypatch):
         Config()
 
 
-@pytest.mark.parametrize("before", ['{"one_shot_bytes": 4096}', "[]", "[" * 100_000])
+@pytest.mark.parametrize("before", ['{"one_shot_bytes": 4096}', "[]", "{"])
 def test_a_file_of_another_kind_is_rewritten(file, before):
     file.parent.mkdir()
     file.write_text(before)
@@ -128,13 +101,6 @@ def test_a_file_of_another_kind_is_rewritten(file, before):
 def test_a_file_that_is_named_but_missing_is_refused(file):
     with pytest.raises(ArgumentError, match=f"RINGCOMM_TUNING: expected .*, got {file}, which does not exist"):
         Config()
-
-
-def test_a_corrupt_file_is_rewritten(file):
-    file.parent.mkdir()
-    file.write_text("{")
-    tuning.write(file, {"one_shot_bytes": 7}, {})
-    assert Config().one_shot_bytes == 7
 
 
 def test_an_invalid_threshold_is_refused_with_the_name_of_the_file(file):

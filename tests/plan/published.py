@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from statistics import mean
 
-from ringcomm.plan.calibration.fit import errors, read_runs
+from ringcomm.plan.fit import errors, read_runs
 from ringcomm.plan.model.devices import device
 from ringcomm.plan.model.layout import ParallelLayout
 from ringcomm.plan.model.transformer import Transformer

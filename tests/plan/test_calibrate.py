@@ -10,8 +10,8 @@ from published import TRITON, VTRAIN, llm_foundry, megatron, vtrain
 
 from ringcomm import ArgumentError
 from ringcomm.commands.cli import main
-from ringcomm.plan.calibration import fit as calibrate
-from ringcomm.plan.calibration.fit import BOUNDS, PRIOR, errors, fit, read_runs
+from ringcomm.plan import fit as calibrate
+from ringcomm.plan.fit import BOUNDS, PRIOR, errors, fit, read_runs
 from ringcomm.plan.model.devices import Calibration, device
 
 DEFAULTS = {"vocab": 51200, "recompute": "full", "sequence_parallel": False}

@@ -14,8 +14,8 @@ from ringcomm.plan.model.transformer import Transformer
 from ringcomm.plan.model.workload import Workload
 from ringcomm.plan.price.memory import memory_use
 from ringcomm.plan.price.step import Pricing
+from ringcomm.plan.search import neighbors
 from ringcomm.plan.search.layouts import layouts
-from ringcomm.plan.search.neighbors import Explainer
 from ringcomm.plan.search.search import TIE, _ordered, differences, price, search
 
 A100, H100 = device("a100-80gb"), device("h100-80gb")
@@ -108,7 +108,7 @@ def test_the_differences_of_a_layout_explain_its_time():
 def test_layouts_next_to_the_best_say_what_makes_it_possible():
     result = best_of_512(A100)
     best, changed = result.best[0], {}
-    for each in Explainer(result).near():
+    for each in neighbors.near(result):
         names = [name for name, x in asdict(each.layout).items() if x != getattr(best.layout, name) and name != "dp"]
         assert len(names) == 1 or names == ["pp", "chunks"]
         changed.setdefault(names[0], []).append(each)
@@ -121,7 +121,7 @@ def test_layouts_next_to_the_best_say_what_makes_it_possible():
     assert (lower.layout, higher.layout) == (replace(best.layout, zero=0), replace(best.layout, zero=2))
     assert lower.memory.total > A100.available
     fixed = search(Workload(LARGE, A100, 512, 1536), {"zero": 2, "tp": 4})
-    near = [each.layout for each in Explainer(fixed).near()]
+    near = [each.layout for each in neighbors.near(fixed)]
     assert near
     assert {(each.zero, each.tp) for each in near} == {(2, 4)}
 
@@ -130,13 +130,12 @@ def test_the_choices_of_another_layout_are_tried_one_by_one():
     result = best_of_512(A100)
     best = result.best[0].layout
     other = replace(best, tp=4, dp=32, micro_batch=3, zero=2)
-    explainer = Explainer(result)
-    tried = [each.layout for each in explainer.between(other)]
+    tried = [each.layout for each in neighbors.between(result, other)]
     assert tried == [replace(best, tp=4, dp=32), replace(best, micro_batch=3), replace(best, zero=2)]
-    assert explainer.between(tried[1]) == [], "a single change is the other layout"
+    assert neighbors.between(result, tried[1]) == [], "a single change is the other layout"
     result = best_of_512(UNFUSED)
     without = replace(result.best[0].layout, tp=1, dp=128, sequence_parallel=False)
-    tried = [each.layout for each in Explainer(result).between(replace(without, zero=0))]
+    tried = [each.layout for each in neighbors.between(result, replace(without, zero=0))]
     assert without in tried, "what follows is changed too"
 
 
@@ -145,12 +144,12 @@ def test_experts_that_do_not_fit_on_one_rank_are_divided():
     result = search(Workload(mixtral, H100, 64, 512))
     best = result.best[0].layout
     assert best.ep > 1
-    near = {each.layout.ep: each for each in Explainer(result).near() if each.layout.ep != best.ep}
+    near = {each.layout.ep: each for each in neighbors.near(result) if each.layout.ep != best.ep}
     assert near
     alone = search(Workload(mixtral, H100, 64, 512), {"ep": 1}).best[0]
     assert alone.layout.ep == 1
     assert alone.cost.seconds > result.best[0].cost.seconds
-    fewer = Explainer(result).between(replace(best, ep=1))
+    fewer = neighbors.between(result, replace(best, ep=1))
     assert fewer == [], "a single change is the other layout"
 
 
@@ -205,6 +204,9 @@ def test_families_that_do_not_fit_or_divide_are_named():
         (8, {"zero": 1, "dp": 1, "cp": 1}, "zero 1: expected dp > 1 or cp > 1, got dp 1 and cp 1"),
         (8, {"sequence_parallel": True, "tp": 1}, "sequence_parallel: expected tp > 1, got tp 1"),
         (8, {"chunks": 1, "schedule": "interleaved"}, "schedule: expected 1f1b, with chunks 1, got interleaved"),
+        (8, {"schedule": "interleaved", "pp": 1}, "schedule: expected 1f1b with pp 1, got interleaved"),
+        (8, {"schedule": "zbv", "pp": 1}, "schedule: expected 1f1b with pp 1, got zbv"),
+        (8, {"chunks": 2, "pp": 1}, "chunks: expected 1 with pp 1, got 2"),
         (
             8,
             {"schedule": "zbv", "recompute": "full"},

@@ -26,20 +26,11 @@ LAYERS = (
     ("errors", "version"),
 )
 # These use the library as any user does. Beside its public API, the first may parse options, ask about the machine, its
-# settings, its devices and its place in a job, write files and launch a kernel by itself; the second counts cores,
+# settings, its devices and its place in a job, and write files; the second counts cores,
 # matches messages as MPI does, and connects groups that not all ranks of a communicator enter; the third carries out
 # schedules; the planner prices algorithms and schedules; the last brings a store and a transport of its own.
 OUTSIDERS = {
-    "bench": (
-        "bootstrap.place",
-        "config",
-        "devices",
-        "machine",
-        "native",
-        "options",
-        "transports.cuda.virtual",
-        "types",
-    ),
+    "bench": ("bootstrap.place", "config", "devices", "machine", "native", "options", "types"),
     "mpi4py": (
         *("bootstrap", "communicator", "config", "devices", "errors", "machine.topology", "objects"),
         *("start", "transports.messages", "transports.requests", "types", "version"),
@@ -53,7 +44,7 @@ OUTSIDERS = {
 # Names that only some modules may import or use.
 RESERVED = {
     "os.environ": (
-        *("config", "bootstrap.place", "bench.machine", "bench.mps", "bench.peers", "bench.tune"),
+        *("config", "bootstrap.place", "bench.machine", "bench.peers", "bench.tune"),
         *("bench.rank.__main__", "bench.rank.gloo", "bench.rank.nccl"),
         *("torch.compat.native", "mpi4py.environment", "mpi4py.base.options", "mpi4py.futures.preparation"),
     ),
@@ -62,11 +53,10 @@ RESERVED = {
         "bootstrap.torch_store",
         "parallel",
         "parameter_server",
-        "plan.calibration.measure",
         "pretrained",
         "torch",
     ),
-    "cupy": ("devices", "commands.doctor", "bench.rank.cuda", "bench.rank.nccl", "bench.device_arrays"),
+    "cupy": ("devices", "commands.doctor", "bench.rank.cuda", "bench.rank.nccl"),
     # SECURITY.md, *What is unpickled*.
     "pickle": (
         *("objects", "launcher.pickling", "launcher.forkserver", "mpi4py.calls.pickling"),

@@ -1,5 +1,6 @@
 """The record of a failure: what it leaves in which file, and how `ringcomm trace` prints it."""
 
+import json
 import logging
 import os
 import re
@@ -18,7 +19,8 @@ import harness
 import ringcomm
 from harness import failures
 from ringcomm.commands.cli import main
-from ringcomm.trace.dump import _dump, describe
+from ringcomm.trace import dump
+from ringcomm.trace.dump import describe
 
 
 def one_is_missing(comm):
@@ -33,30 +35,54 @@ def differ(comm):
     comm.all_reduce(np.ones(1 + comm.rank))
 
 
+def dumped(folder, error, program, *args, ranks=3, launcher="fork", dead=None):
+    """Let a program fail on all ranks, or let the `dead` one die, and return the files that it leaves."""
+    with harness.world(ranks, launcher, [("RINGCOMM_DUMP", str(folder))]) as pool:
+        for rank, outcome, _ in failures.outcomes(pool, program, *args):
+            assert type(outcome) is (ConnectionError if rank == dead else error), outcome
+    return sorted(folder.iterdir())
+
+
+def sections_of(file):
+    """Return the text of each rank of the first group in a file."""
+    text = describe(file).split("\n\n")[1]
+    ranks = re.split(r"\n  rank (\d)\n", text)
+    assert ranks[1::2] == [str(rank) for rank in range(len(ranks) // 2)]
+    return ranks[2::2]
+
+
 def test_a_timeout_leaves_the_record_of_all_ranks(tmp_path, capsys):
-    with harness.world(3, settings=[("RINGCOMM_DUMP", str(tmp_path / "dump"))]) as pool:
-        for _, outcome, _ in failures.outcomes(pool, one_is_missing):
-            assert isinstance(outcome, ringcomm.CollectiveTimeout)
-    (file,) = (tmp_path / "dump").iterdir()  # one of all ranks
+    (file,) = dumped(tmp_path / "dump", ringcomm.CollectiveTimeout, one_is_missing)  # one of all ranks
     text = run(capsys, file)
     assert text == describe(file)
     assert text.startswith("CollectiveTimeout: timed out: rank 0 waited 1 s for recv")
-    sections = re.split(r"\n  rank (\d)\n", text)
-    assert sections[1::2] == ["0", "1", "2"]
-    for calls in sections[2::2]:
+    sections = sections_of(file)
+    for calls in sections:
         assert "barrier() epoch 1, done" in calls
     # Whichever rank writes: the calls of some others may not have ended yet.
-    assert re.search(r"recv\(float64 x 1, from 2\), (timed out|running)", sections[2])
-    assert re.search(r"all_reduce\(float64 x 5, sum\) epoch 2, (timed out|running)", sections[4])
+    assert re.search(r"recv\(float64 x 1, from 2\) with tag 0, (timed out|running)", sections[0])
+    assert re.search(r"all_reduce\(float64 x 5, sum\) epoch 2, (timed out|running)", sections[1])
     assert "\n  ranks 0 and 2 wait for each other\n" in text
 
 
+def test_a_program_reads_the_same_as_json_lines(tmp_path):
+    (file,) = dumped(tmp_path, ringcomm.CollectiveTimeout, one_is_missing)
+    head, *ranks = map(json.loads, file.read_text().splitlines())
+    assert (head["version"], head["error"][:18]) == (2, "CollectiveTimeout:")
+    assert [(each["rank"], each["answered"], each["state"]) for each in ranks] == [(r, True, "") for r in range(3)]
+    for each, waits_for in zip(ranks, (2, 0, 0), strict=True):
+        first, *_, last = each["calls"]
+        assert first["outcome"] in ("timed out", "aborted", "running")
+        assert first["waits_for"] == waits_for
+        assert (last["call"], last["outcome"], last["waits_for"]) == ("barrier() epoch 1", "done", None)
+        assert last["seconds"] >= 0
+        assert 0 < last["ago"] < harness.JOB
+
+
 def test_a_mismatch_leaves_a_record(tmp_path):
-    with harness.world(2, settings=[("RINGCOMM_DUMP", str(tmp_path))]) as pool:
-        for _, outcome, _ in failures.outcomes(pool, differ):
-            assert isinstance(outcome, ringcomm.MismatchError)
-    (file,) = tmp_path.iterdir()
+    (file,) = dumped(tmp_path, ringcomm.MismatchError, differ, ranks=2)
     assert describe(file).startswith("MismatchError: the ranks called different things at epoch 2")
+    assert "waits for" not in describe(file)
 
 
 def die(comm):
@@ -67,10 +93,7 @@ def die(comm):
 
 
 def test_a_lost_rank_leaves_a_record(tmp_path):
-    with harness.world(3, settings=[("RINGCOMM_DUMP", str(tmp_path))]) as pool:
-        outcomes = {rank: outcome for rank, outcome, _ in failures.outcomes(pool, die)}
-    assert {type(outcomes[rank]) for rank in (0, 2)} == {ringcomm.PeerLost}
-    (file,) = tmp_path.iterdir()
+    (file,) = dumped(tmp_path, ringcomm.PeerLost, die, dead=1)
     assert re.match(r"PeerLost: rank 1 \(process \d+\) died", describe(file))
     assert "    dead" in describe(file)
 
@@ -83,12 +106,10 @@ def parts_fail(comm):
 
 
 def test_each_group_that_fails_leaves_a_record(tmp_path):
-    with harness.world(4, settings=[("RINGCOMM_DUMP", str(tmp_path))]) as pool:
-        for _, outcome, _ in failures.outcomes(pool, parts_fail):
-            assert isinstance(outcome, ringcomm.CollectiveTimeout)
-    texts = [describe(file) for file in tmp_path.iterdir()]
-    assert len(texts) == 2
-    assert all(len(re.findall("^group", text, re.MULTILINE)) == 2 for text in texts)  # the part, and the world
+    files = dumped(tmp_path, ringcomm.CollectiveTimeout, parts_fail, ranks=4)
+    assert len(files) == 2
+    for file in files:
+        assert len(re.findall("^group", describe(file), re.MULTILINE)) == 2  # the part, and the world
 
 
 def differ_twice(comm):
@@ -109,12 +130,8 @@ def test_a_failure_whose_record_cannot_be_written_is_raised_all_the_same(tmp_pat
 
 
 def test_jobs_between_hosts_leave_a_record_each(tmp_path):
-    for _ in range(2):
-        with harness.world("01", "nodes", [("RINGCOMM_DUMP", str(tmp_path))]) as pool:
-            answers = [*failures.outcomes(pool, differ)]
-        for _, outcome, _ in answers:
-            assert isinstance(outcome, ringcomm.MismatchError)
-    assert len([*tmp_path.iterdir()]) == 2
+    for files in (1, 2):
+        assert len(dumped(tmp_path, ringcomm.MismatchError, differ, ranks="01", launcher="nodes")) == files
 
 
 def one_is_late(comm, over):
@@ -128,16 +145,12 @@ def one_is_late(comm, over):
 
 
 def test_a_late_rank_of_another_host_is_in_the_record(tmp_path):
-    dump = tmp_path / "dump"
-    with harness.world("0011", "nodes", [("RINGCOMM_DUMP", str(dump))]) as pool:
-        for _, outcome, _ in failures.outcomes(pool, one_is_late, str(tmp_path / "over")):
-            assert isinstance(outcome, ringcomm.CollectiveTimeout)
-    (file,) = dump.iterdir()
-    sections = re.split(r"\n  rank (\d)\n", describe(file))
-    assert sections[1::2] == ["0", "1", "2", "3"]
-    for calls in sections[2::2]:
+    over = str(tmp_path / "over")
+    (file,) = dumped(tmp_path / "dump", ringcomm.CollectiveTimeout, one_is_late, over, ranks="0011", launcher="nodes")
+    sections = sections_of(file)
+    for calls in sections:
         assert "barrier() epoch 1, done" in calls
-    assert "barrier() epoch 2" not in sections[8]
+    assert "barrier() epoch 2" not in sections[3]
 
 
 def one_keeps_its_host_waiting(comm, over):
@@ -157,14 +170,18 @@ def one_keeps_its_host_waiting(comm, over):
 
 
 def test_who_waits_for_another_host_waits_for_the_rank_that_is_late_there(tmp_path):
-    dump = tmp_path / "dump"
-    with harness.world("0011", "nodes", [("RINGCOMM_DUMP", str(dump))]) as pool:
-        for _, outcome, _ in failures.outcomes(pool, one_keeps_its_host_waiting, str(tmp_path / "over")):
-            assert isinstance(outcome, ringcomm.CollectiveTimeout)
-    (file,) = dump.iterdir()
-    error, *told = describe(file).split("\n\n")[0].splitlines()
-    assert "rank 0 waited 0.5 s" in error
-    assert told[-1] == "  rank 2 waits for rank 3"
+    over = str(tmp_path / "over")
+    (file,) = dumped(
+        tmp_path / "dump",
+        ringcomm.CollectiveTimeout,
+        one_keeps_its_host_waiting,
+        over,
+        ranks="0011",
+        launcher="nodes",
+    )
+    text = describe(file)
+    assert "rank 0 waited 0.5 s" in text.partition("\n")[0]
+    assert "\n  rank 2 waits for rank 3\n" in text
 
 
 def one_is_late_and_asks_again(comm, over):
@@ -179,26 +196,32 @@ def test_a_late_rank_that_is_alone_on_its_host_adds_its_calls(tmp_path):
         for _, outcome, _ in failures.outcomes(pool, one_is_late_and_asks_again, str(tmp_path / "over")):
             assert outcome is None
     (file,) = dump.iterdir()
-    sections = re.split(r"\n  rank (\d)\n", describe(file))
-    assert sections[1::2] == ["0", "1"]
-    late = sections[4].splitlines()
-    assert late[0] == "    no answer at first"
-    assert late[-1].startswith("    barrier() epoch 1, done")
-    assert sections[4].count("epoch 1, done") == 1  # it has added them once
+    late = sections_of(file)[1]
+    assert late.startswith("    no answer at first\n")
+    assert late.count("epoch 1, done") == 1  # it has added them once
     with file.open("a") as half:
         half.write('\n{"group": "')  # as far as a full disk had room
-    assert re.split(r"\n  rank (\d)\n", describe(file))[3::2] == ["1"]
+    assert len(sections_of(file)) == 2
 
 
 def test_of_two_first_writers_the_second_adds_its_calls(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "exists", lambda _: False)  # as both have found it
-    error = ringcomm.PeerLost("rank 2 died")
+    error, done = ringcomm.PeerLost("rank 2 died"), {"outcome": "done", "seconds": 1, "ago": 2, "waits_for": None}
+
+    def line(rank, *calls):
+        calls = [{"call": call, **done} for call in calls]
+        return json.dumps({"rank": rank, "answered": bool(calls), "state": "no answer" * (not calls), "calls": calls})
+
     with ringcomm.init() as comm:
         facts = {"size": 2, "handle": comm._transport.handle}
-        for rank, report in ((0, "rank 0: a\nrank 1: no answer\n"), (1, "rank 0: no answer\nrank 1: b\n"), (1, "")):
-            _dump(tmp_path, [SimpleNamespace(rank=rank, report=lambda _, text=report: text, **facts)], error)
+        for rank, lines in ((0, [line(0, "a"), line(1)]), (1, [line(0), line(1, "b")]), (1, [])):
+            monkeypatch.setattr(dump, "report", lambda *_, lines=lines: "\n".join(lines))
+            dump._dump(tmp_path, [SimpleNamespace(rank=rank, **facts)], error)
     (file,) = tmp_path.iterdir()
-    assert describe(file).splitlines()[-5:] == ["  rank 0", "    a", "  rank 1", "    no answer at first", "    b"]
+    took = "done after 1.00 s, 2.000 s ago"
+    assert describe(file).splitlines()[-5:] == [
+        *("  rank 0", f"    a, {took}", "  rank 1", "    no answer at first", f"    b, {took}")
+    ]
 
 
 def test_another_file_is_refused(tmp_path, capsys):
@@ -209,7 +232,8 @@ def test_another_file_is_refused(tmp_path, capsys):
 
 def test_a_flight_record_takes_no_options(tmp_path, capsys):
     (tmp_path / "x.flight").write_text("{}")
-    assert main(["trace", str(tmp_path / "x.flight"), "-o", "x", "--plot", "y", "--from", "0", "--until", "1"]) == 2
+    outputs = "-o", str(tmp_path / "x"), "--plot", str(tmp_path / "y.png")
+    assert main(["trace", str(tmp_path / "x.flight"), *outputs, "--from", "0", "--until", "1"]) == 2
     assert "expected a folder of traces, for -o and --plot and --from and --until, got" in capsys.readouterr().err
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 
 import numpy as np
 import pytest
@@ -196,26 +195,19 @@ def test_what_only_waited_is_not_drawn_as_moving(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--plot", "x.xyz"], r"--plot: expected a file that ends in .*\.pdf.* or \.\w+, got x\.xyz"),
-        (["--plot", "x"], "--plot: expected a file that ends in .*, got x"),
-        (["--plot", "missing/x.png"], "--plot: expected a file that can be written, got missing/x.png: No such file"),
-        (["-o", "missing/x.json"], "-o: expected a file that can be written, got missing/x.json: No such file"),
-        (["-o", "example"], "-o: expected a file that can be written, got example: Is a directory"),
-        (["--from", "5", "--until", "1"], "expected --from below --until, got 5 and 1"),
+        (["-o", "missing/x.json"], "expected a file that can be written, got 'missing/x.json': No such file"),
+        (["--from", "nan"], "argument --from: expected a number from 0 on, got 'nan'"),
     ],
 )
-def test_options_that_cannot_be_followed_are_refused(example, options, words, capsys, monkeypatch):
-    pytest.importorskip("matplotlib")
-    monkeypatch.chdir(example.parent)
-    assert main(["trace", "example", *options]) == 2
-    assert re.match(f"ringcomm trace: {words}", capsys.readouterr().err)
-    assert [*example.parent.iterdir()] == [example]
-
-
-def test_a_time_that_is_no_number_is_refused(example, capsys):
+def test_options_that_cannot_be_followed_are_refused(example, options, words, capsys):
     with pytest.raises(SystemExit, match="2"):
-        main(["trace", str(example), "--from", "nan"])
-    assert "argument --from: expected a number from 0 on, got 'nan'" in capsys.readouterr().err
+        main(["trace", str(example), *options])
+    assert words in capsys.readouterr().err
+
+
+def test_a_part_of_the_time_that_is_empty_is_refused(example, capsys):
+    assert main(["trace", str(example), "--from", "5", "--until", "1"]) == 2
+    assert capsys.readouterr().err == "ringcomm trace: expected --from below --until, got 5 and 1\n"
 
 
 def times(recordings):

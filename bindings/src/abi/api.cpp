@@ -187,14 +187,22 @@ int rc_trace_launch(rc_comm* comm, int collective, int dtype, int root, uint64_t
     });
 }
 
-int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes) {
+static int report(rc_comm* comm, int calls, char* text, uint64_t bytes, std::string (RankReport::*line)() const) {
     return enter(comm, [&](const EntryGuard& entry) {
         check_pointer("text", text);
         check_range("calls", calls, 0, FLIGHT_CALLS);
         std::string lines;
-        for (int r = 0; r < entry.group().size; ++r) lines += entry.group().report(r, calls) + "\n";
+        for (int r = 0; r < entry.group().size; ++r) lines += (entry.group().report(r, calls).*line)() + "\n";
         copy_text(text, bytes, lines);
     });
+}
+
+int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes) {
+    return report(comm, calls, text, bytes, &RankReport::text);
+}
+
+int rc_report_json(rc_comm* comm, int calls, char* text, uint64_t bytes) {
+    return report(comm, calls, text, bytes, &RankReport::json);
 }
 
 int rc_collective(rc_comm* comm, int collective, const rc_call* arguments, double timeout, rc_work** work) {

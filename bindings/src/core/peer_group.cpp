@@ -137,9 +137,9 @@ std::optional<Failure> PeerGroup::stop_reason(const char* what, const void* drai
 
 std::string PeerGroup::with_report(const std::string& message, const std::vector<int>& first) const {
     MessageLines lines(message);
-    for (int r : first) lines.add(report(r, 1));
+    for (int r : first) lines.add(report(r, 1).text());
     for (int r = 0; r < size; ++r) {
-        if (index_of(r, first) < 0) lines.add(report(r, 1));
+        if (index_of(r, first) < 0) lines.add(report(r, 1).text());
     }
     return lines.text();
 }

@@ -134,8 +134,8 @@ public:
     // failures and closed ranks.
     virtual Sleeper& sleeper() = 0;
 
-    virtual uint64_t id() const = 0;                         // the same on all ranks, and of no other group
-    virtual std::string report(int r, int calls) const = 0;  // the last calls of rank r, in one line
+    virtual uint64_t id() const = 0;                        // the same on all ranks, and of no other group
+    virtual RankReport report(int r, int calls) const = 0;  // the last calls of rank r
     // `message` with a line per rank, the ranks in `first` before the others.
     std::string with_report(const std::string& message, const std::vector<int>& first) const;
 

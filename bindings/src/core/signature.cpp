@@ -105,6 +105,11 @@ std::string describe(uint64_t signature, uint64_t count, std::optional<double> f
     return text + (ON_GPUS.get(signature) ? ") on GPUs" : ")");
 }
 
+std::string describe_message(uint64_t signature, uint64_t count, int64_t tag) {
+    const bool any = tag == RC_ANY_TAG && call_of(signature) >= CALL_RECV_MESSAGE;
+    return describe(signature, count) + " with " + (any ? "any tag" : format("tag %" PRId64, tag));
+}
+
 std::string describe_beside(const Signature& of, const Signature& first) {
     const bool counts = COUNTS.get(of.word) && of.extra != first.extra;
     return describe(of) + (counts ? ", other counts than on rank 0" : "");

@@ -25,6 +25,8 @@ struct Signature {
 
 uint64_t signature_of(int call, int dtype, int op, int root, bool counts);
 std::string describe(uint64_t signature, uint64_t count, std::optional<double> factor = {});
+// The same of a send, receive or probe. RC_ANY_TAG is a tag like others where that cannot be asked for.
+std::string describe_message(uint64_t signature, uint64_t count, int64_t tag);
 inline std::string describe(const Signature& of) {
     return describe(of.word, of.count, std::bit_cast<double>(of.extra));
 }
@@ -32,5 +34,6 @@ inline std::string describe(const Signature& of) {
 std::string describe_beside(const Signature& of, const Signature& first);
 const char* call_name(int call);
 int call_of(uint64_t signature);
+inline bool is_message(int call) { return call >= CALL_SEND && call <= CALL_PROBE; }
 
 }  // namespace ringcomm

@@ -96,7 +96,7 @@ public:
         return *world;
     }
     uint64_t id() const override { return number_; }
-    std::string report(int r, int calls) const override;
+    RankReport report(int r, int calls) const override;
     void start_closing() override;
     void finish_closing() override;
 
@@ -119,7 +119,7 @@ public:
     struct Status {
         uint64_t begun;     // epoch
         bool runs;          // neither dead nor stopped
-        std::string calls;  // the last ones
+        RankReport report;  // its last calls
     };
     std::vector<std::optional<Status>> query(int calls) const;
     // A failure among the ranks of this host, as one of the group or of an ancestor.

@@ -70,11 +70,7 @@ class PacketWriter {
 public:
     explicit PacketWriter(const PacketHead& head) { add(bytes_of(head)); }
 
-    void add(Bytes bytes) {
-        const size_t end = packet_.size();
-        packet_.resize(end + bytes.size());
-        if (!bytes.empty()) memcpy(packet_.data() + end, bytes.data(), bytes.size());
-    }
+    void add(Bytes bytes) { packet_.insert(packet_.end(), bytes.begin(), bytes.end()); }
     template <class Value>
     void add(const Value& value) {
         add(bytes_of(value));

@@ -1,4 +1,6 @@
 // What the ranks of a NetworkGroup do: each rank answers for itself, or another one of its host; how a rank has ended.
+#include <algorithm>
+#include <array>
 #include <utility>
 
 #include "network/group.h"
@@ -9,7 +11,7 @@ namespace {
 
 constexpr uint64_t ANSWER_NS = 500'000'000;   // for the ranks that a timeout or a report asks
 constexpr uint64_t FRESH_NS = 1'000'000'000;  // a report of all ranks asks once
-constexpr size_t MOST_STATUS = 32 << 10;      // characters
+constexpr int MOST_CALLS = 500;               // in the packet of a rank
 
 }  // namespace
 
@@ -46,17 +48,20 @@ std::vector<std::optional<NetworkGroup::Status>> NetworkGroup::query(int calls) 
     return statuses_;
 }
 
-// The texts of all ranks of this host are in its memory, of this rank at least.
+// What the ranks of this host do is in its memory, of this rank at least.
 NetworkGroup::Status NetworkGroup::status_here(int local_rank, int calls) const {
     const FlightRecord& record =
         local_rank == layout.local_rank ? flight : local.comm->arena().between_hosts(local_rank).record;
-    int peer = record.waits_for.load() - 1;
-    if (!local.comm) return {record.epoch.load(), true, record.describe(calls, peer).substr(0, MOST_STATUS)};
+    RankReport report{layout.ranks[layout.host][local_rank], "", record.waits_for.load() - 1,
+                      record.last(std::min(calls, MOST_CALLS))};
+    if (!local.comm) return {record.epoch.load(), true, report};
     // It may wait for a rank of its host, in a collective by which it does its part there.
     const int here = local.comm->arena().rank(local_rank).flight.waits_for.load() - 1;
-    if (peer < 0 && here >= 0 && here < layout.local_size()) peer = layout.ranks[layout.host][here];
-    const std::string text = local.comm->state(local_rank) + record.describe(calls, peer);
-    return {record.epoch.load(), local.comm->runs(local_rank), text.substr(0, MOST_STATUS)};
+    if (report.waits_for < 0 && here >= 0 && here < layout.local_size()) {
+        report.waits_for = layout.ranks[layout.host][here];
+    }
+    report.state = local.comm->state(local_rank);
+    return {record.epoch.load(), local.comm->runs(local_rank), report};
 }
 
 // A rank answers only while it is in a call.
@@ -64,11 +69,11 @@ bool NetworkGroup::answers(int local_rank) const {
     return local.comm->runs(local_rank) && local.comm->arena().between_hosts(local_rank).record.running();
 }
 
-std::string NetworkGroup::report(int r, int calls) const {
+RankReport NetworkGroup::report(int r, int calls) const {
     // Of this host as it is now; of others by answers that may be FRESH_NS old.
     if (const int here = layout.local_rank_of(r); here >= 0) {
         const std::lock_guard lock(world->mutex);
-        return format("rank %d:", r) + status_here(here, calls).calls;
+        return status_here(here, calls).report;
     }
     const auto statuses = [&] {
         std::unique_lock lock(world->mutex);
@@ -76,8 +81,8 @@ std::string NetworkGroup::report(int r, int calls) const {
         lock.unlock();
         return query(calls);
     }();
-    const std::string text = statuses[r] ? statuses[r]->calls : closed(r) ? " closed" : " no answer";
-    return format("rank %d:", r) + text;
+    if (statuses[r]) return statuses[r]->report;
+    return {r, closed(r) ? "closed" : "no answer", -1, {}, false};
 }
 
 void NetworkGroup::answer_query(int source, PacketReader& packet) {
@@ -89,7 +94,9 @@ void NetworkGroup::answer_query(int source, PacketReader& packet) {
         answer.add(uint32_t(layout.ranks[layout.host][here]));
         answer.add(status.begun);
         answer.add(uint32_t(status.runs));
-        answer.add(std::as_bytes(std::span(status.calls)));
+        answer.add(std::array{status.report.waits_for, int(status.report.calls.size())});
+        answer.add(std::as_bytes(std::span(status.report.calls)));
+        answer.add(std::as_bytes(std::span(status.report.state)));
         world->send_packet(members_[source], answer.packet());
     }
 }
@@ -98,8 +105,12 @@ void NetworkGroup::answer_arrived(PacketReader& packet) {
     const auto r = packet.next<uint32_t>();
     const auto begun = packet.next<uint64_t>();
     const bool runs = packet.next<uint32_t>();
-    const Bytes text = packet.rest();
-    if (r < uint32_t(size)) statuses_[r] = {begun, runs, {reinterpret_cast<const char*>(text.data()), text.size()}};
+    const auto [waits_for, calls] = packet.next<std::array<int, 2>>();
+    RankReport report{int(r), "", waits_for, {}};
+    while (int(report.calls.size()) < calls && packet.complete()) report.calls.push_back(packet.next<ReportedCall>());
+    const Bytes state = packet.rest();
+    report.state = {reinterpret_cast<const char*>(state.data()), state.size()};
+    if (r < uint32_t(size)) statuses_[r] = {begun, runs, std::move(report)};
 }
 
 std::string NetworkGroup::how_it_died(int r) {

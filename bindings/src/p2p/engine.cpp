@@ -107,7 +107,8 @@ void PointToPointEngine::post(std::span<Request* const> requests) {
         request->traced = traced;
         if (request->polls) continue;  // it would fill the record
         group_.flight.count_bytes(request->transfer.kind == RC_RECV_OR_TAKE ? 0 : request->bytes);
-        request->flight = group_.flight.start(request->signature(), request->described_count(), 0, start);
+        const auto tag = uint64_t(request->transfer.tag);
+        request->flight = group_.flight.start(request->signature(), request->described_count(), tag, start);
     }
     try {
         for (Request* request : requests) begin(*request);

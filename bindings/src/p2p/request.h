@@ -96,10 +96,7 @@ struct PointToPointEngine::Request {
         return message.source < 0 || traced_call() == CALL_PROBE ? described_count()
                                                                  : message.bytes / dtype_bytes(described_dtype());
     }
-    std::string describe_call() const {
-        const std::string tag = any_tag() ? "any tag" : format("tag %" PRId64, transfer.tag);
-        return describe(signature(), described_count()) + " with " + tag;
-    }
+    std::string describe_call() const { return describe_message(signature(), described_count(), transfer.tag); }
     void set_message(int source, const PacketHeader& header) { message = {source, 0, header.tag, header.bytes, 0}; }
     void set_mismatch(int peer, const std::string& message, const std::string& expected, const std::string& got) {
         failure = std::make_unique<Failure>(RC_MISMATCH, message, peer, expected, got);

@@ -176,15 +176,16 @@ void Comm::on_spin_expired() {
 
 std::unique_ptr<PacketChannel> Comm::open_channel(int peer) { return std::make_unique<ShmChannel>(*this, peer); }
 
-std::string Comm::report(int r, int calls) const {
-    return format("rank %d:", r) + state(r) + header(r).flight.describe(calls);
+RankReport Comm::report(int r, int calls) const {
+    const FlightRecord& flight = header(r).flight;
+    return {r, state(r), flight.waits_for.load() - 1, flight.last(calls)};
 }
 
 std::string Comm::state(int r) const {
     const int member = group_.members[r];
-    if (closed(r)) return " closed;";
-    if (world->liveness.dead(member)) return " dead;";
-    if (world->liveness.stopped(member)) return format(" process %" PRId64 " is stopped;", world->liveness.pid(member));
+    if (closed(r)) return "closed";
+    if (world->liveness.dead(member)) return "dead";
+    if (world->liveness.stopped(member)) return format("process %" PRId64 " is stopped", world->liveness.pid(member));
     return "";
 }
 

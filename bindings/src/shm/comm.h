@@ -63,8 +63,8 @@ public:
     std::unique_ptr<PacketChannel> open_channel(int peer) override;
     Sleeper& sleeper() override { return sleeper_; }
     uint64_t id() const override { return world->nonce ^ arena().offset * 0x9e3779b97f4a7c15; }
-    std::string report(int r, int calls) const override;
-    std::string state(int r) const;  // where a report begins: " closed;", say, or "" if rank r runs
+    RankReport report(int r, int calls) const override;
+    std::string state(int r) const;  // of a report: "closed", say, or "" if rank r runs
     // The flight record of this rank in a group of several hosts whose ranks here are those of this communicator.
     FlightRecord& open_between_hosts(int group_size, int process, int processes);
     void start_closing() override;

@@ -7,11 +7,9 @@ import json
 import os
 import signal
 import sys
-import traceback
 from importlib import import_module
 from multiprocessing.connection import Client
 from pathlib import Path
-from typing import Any
 
 from .library import Library
 from .measure import RankBench
@@ -25,7 +23,7 @@ def main(module: str, rank_variable: str, folder: str, device: str, binding: str
         bind(int(os.environ[rank_variable]))  # before the library starts threads
     rank: Library = import_module(f".{module}", __package__).start(folder, device)
     bench = RankBench(rank, folder)
-    outcome = answer(bench, json.loads(request))  # before this rank first sleeps
+    outcome = bench.answer(json.loads(request))  # before this rank first sleeps
     fd = os.open(folder, os.O_PATH)  # its path may be too long for a socket
     client = Client(f"/proc/self/fd/{fd}/socket", "AF_UNIX")
     os.close(fd)
@@ -38,22 +36,10 @@ def main(module: str, rank_variable: str, folder: str, device: str, binding: str
                 received = json.loads(connection.recv_bytes())
             except EOFError:
                 break
-            connection.send_bytes(json.dumps(answer(bench, received)).encode())
+            connection.send_bytes(json.dumps(bench.answer(received)).encode())
             if received == ["close"]:
                 return
     os._exit(1)  # the bench has ended; finalizing could wait for ranks that have ended too
-
-
-def answer(bench: RankBench, request: list[Any]) -> tuple[str, Any]:
-    """Return "done" and the answer to a request, or "failed" and the reason."""
-    if not request:
-        return "done", None
-    name, *arguments = request
-    try:
-        return "done", getattr(bench, name)(*arguments)
-    except Exception as error:  # any error of the library is reported
-        traceback.print_exc()
-        return "failed", f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def bind(rank: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
@@ -15,7 +15,7 @@ import numpy as np
 from .collectives import COLLECTIVES, Array, RankCase, count_wrong, dtype_named, fill
 from .library import Library
 
-__all__ = ["RankBench"]
+__all__ = ["RankBench", "describe"]
 
 LINE = 64
 MOST_BUFFERS = 1024  # more prepared calls and their arguments would fill the caches themselves
@@ -38,13 +38,23 @@ class PreparedCall(NamedTuple):
 
 
 class RankBench:
-    """Each public method is a request, which all ranks get at once."""
+    """Each public method is a request, which all ranks get at once; `answer` carries one out."""
 
     def __init__(self, library: Library, folder: str = "") -> None:
         """`folder` is one that all ranks have, for `start`."""
         self.library, self.buffers = library, library.buffers
         self.stop = Path(folder, "stop")
         self.pools: dict[tuple[Any, ...], Array] = {}
+
+    def answer(self, request: Sequence[Any]) -> tuple[str, Any]:
+        """Return "done" and the answer to a request, or "failed" and the reason."""
+        if not request:
+            return "done", None
+        name, *arguments = request
+        try:
+            return "done", getattr(self, name)(*arguments)
+        except Exception as error:  # any error of the library is reported
+            return "failed", describe(error)
 
     def prepare(self, collective: str, options: dict[str, Any]) -> float:
         """Allocate the buffers and prepare the calls of a case; return the seconds of the first call."""
@@ -172,3 +182,7 @@ class RankBench:
         self.calls = []
         self.pools.clear()
         self.library.close()
+
+
+def describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

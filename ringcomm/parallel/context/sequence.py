@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ringcomm.errors import refuse
-from ringcomm.layout_rules import check
+from ringcomm.layout_rules import broken
 from ringcomm.parallel.collectives import gather_from
 from ringcomm.parallel.grid import Axis
 
@@ -49,7 +49,8 @@ def sequence_positions(length: int, axis: Axis) -> Tensor:
     Raises:
         ArgumentError: the length is not a multiple of 2P, or of 1 for one rank.
     """
-    check(cp=axis.size, seq=length)
+    if broken({"cp": axis.size, "seq": length}):
+        raise refuse("length of a sequence", f"a multiple of 2 {axis.name} = {2 * axis.size}", length)
     return zigzag_order(length, axis).chunk(axis.size)[axis.rank]
 
 

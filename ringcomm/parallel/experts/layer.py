@@ -20,7 +20,6 @@ import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from torch import Tensor, nn
 
 from ringcomm.errors import integer, refuse
-from ringcomm.layout_rules import check
 from ringcomm.parallel.collectives import all_to_all_rows, copy_to
 from ringcomm.parallel.experts.router import add_loss, balance_loss, by_expert, choose
 from ringcomm.parallel.grid import Grid
@@ -87,8 +86,7 @@ class Experts(nn.Module):
         **mlp: Unpack[MLPOptions],
     ) -> None:
         super().__init__()
-        check(ep=grid.ep.size, experts=integer("experts", experts, 1))
-        count = experts // grid.ep.size
+        count = grid.ep.divide("experts", integer("experts", experts, 1))
         if capacity_factor is not None and not 0 < capacity_factor < inf:
             raise refuse("capacity_factor", "None or a finite number above 0", capacity_factor)
         if not balance >= 0:

@@ -193,7 +193,7 @@ class GPTStage(nn.Module):
             raise refuse("length of a sequence", f"at most {self.config.context}", tokens)
         where = sequence_positions(tokens, self.cp)
         if self.config.sequence_parallel:
-            check(sequence_parallel=True, tp=self.tp.size, cp=self.cp.size, seq=tokens)
+            self.tp.divide("length of this rank's part of a sequence", ids.shape[1])
             where = where.chunk(self.tp.size)[self.tp.rank]
         x: torch.Tensor = self.embedding(ids)
         if self.positions:

@@ -2,37 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from ringcomm.errors import integer, refuse, unknown
 from ringcomm.layout_rules import RULES, Refusal, Rule, broken
 from ringcomm.plan.model.transformer import MOST, Transformer
 
 __all__ = [
-    *("PLANNED", "RECOMPUTE", "SCHEDULES", "ZERO_STAGES", "LayoutFields", "ParallelLayout", "numbers_of"),
+    *("PLANNED", "RECOMPUTE", "SCHEDULES", "ZERO_STAGES", "ParallelLayout", "numbers_of"),
     "with_schedule",
 ]
 
 RECOMPUTE = ("none", "selective", "full")
 ZERO_STAGES = (0, 1, 2, 3)
 SCHEDULES = {(False, False): "1f1b", (False, True): "interleaved", (True, False): "zb-h1", (True, True): "zbv"}
-
-
-class LayoutFields(TypedDict, total=False):
-    """Some fields of a ParallelLayout, or the name of its schedule."""
-
-    tp: int
-    pp: int
-    dp: int
-    cp: int
-    micro_batch: int
-    chunks: int
-    recompute: str
-    sequence_parallel: bool
-    zero: int
-    split_backward: bool
-    ep: int
-    schedule: str
 
 
 @dataclass(frozen=True, order=True)
@@ -120,16 +103,16 @@ def numbers_of(model: Transformer, batch: int) -> dict[str, Any]:
     return shared | {"experts": model.experts, "batch": batch}
 
 
-def with_schedule(**fields: Unpack[LayoutFields]) -> ParallelLayout:
+def with_schedule(schedule: str | None = None, **fields: Any) -> ParallelLayout:
     """Return the layout with these fields; a schedule that is given brings the chunks that it needs.
 
     Raises:
-        ArgumentError: the chunks are those of another schedule.
+        ArgumentError: the chunks are those of another schedule, or it needs a pipeline, and there is none.
     """
-    schedule = fields.pop("schedule", None)
     split, several = next((kind for kind, name in SCHEDULES.items() if name == schedule), (False, False))
-    known: LayoutFields = {"chunks": 1 + several, "split_backward": split}
-    layout = ParallelLayout(**known | fields)  # type: ignore[misc]
+    layout = ParallelLayout(**{"chunks": 1 + several, "split_backward": split} | fields)
+    if (split or several) and layout.pp == 1:
+        raise refuse("schedule", "1f1b with pp 1", schedule)
     if schedule not in (None, layout.schedule):
         raise refuse("schedule", f"{layout.schedule}, with chunks {layout.chunks}", schedule)
     return layout

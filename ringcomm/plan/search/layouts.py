@@ -7,18 +7,10 @@ from typing import Any
 
 from ringcomm.layout_rules import Rule, broken, divisors
 from ringcomm.pipelining.schedule import SPLIT_BACKWARD
-from ringcomm.plan.model.layout import (
-    PLANNED,
-    RECOMPUTE,
-    SCHEDULES,
-    ZERO_STAGES,
-    LayoutFields,
-    ParallelLayout,
-    numbers_of,
-)
+from ringcomm.plan.model.layout import PLANNED, RECOMPUTE, SCHEDULES, ZERO_STAGES, ParallelLayout, numbers_of
 from ringcomm.plan.model.workload import Workload
 
-__all__ = ["axes", "axis_sizes", "layouts"]
+__all__ = ["Fixed", "axes", "axis_sizes", "layouts", "values_of"]
 
 AXES = ("tp", "pp", "dp", "cp")
 CHOICES = ("micro_batch", "ep", "sequence_parallel", "chunks", "recompute", "zero")  # in this order, after the axes
@@ -38,7 +30,7 @@ RULES_OF = {name: [rule for rule in PLANNED if _last_of(rule) == name] for name 
 
 def _reads(choice: str) -> tuple[str, ...]:
     """Return the numbers chosen before on which it depends what may be chosen."""
-    needed = {"dp", "pp"}.union(*(rule.needs for rule in RULES_OF[choice]))  # _values reads these two
+    needed = {"dp", "pp"}.union(*(rule.needs for rule in RULES_OF[choice]))  # values_of reads these two
     needed |= {FOLLOWS[name] for name in needed & FOLLOWS.keys()}
     return tuple(name for name in (*AXES, *CHOICES) if name in needed - {choice})
 
@@ -46,9 +38,10 @@ def _reads(choice: str) -> tuple[str, ...]:
 READS = {choice: _reads(choice) for choice in CHOICES}
 
 Numbers = dict[str, Any]
+Fixed = Mapping[str, Any]  # fields of ParallelLayout, and the name of its schedule
 
 
-def layouts(workload: Workload, fixed: LayoutFields | None = None) -> Iterator[ParallelLayout]:
+def layouts(workload: Workload, fixed: Fixed | None = None) -> Iterator[ParallelLayout]:
     """Yield every legal layout, those of a family one after another.
 
     Backward is split only if the schedule is fixed to one that does: such schedules have no closed form, and take long
@@ -63,19 +56,20 @@ def layouts(workload: Workload, fixed: LayoutFields | None = None) -> Iterator[P
             yield ParallelLayout(*map(known.__getitem__, FIELDS))
 
 
-def axis_sizes(workload: Workload, fixed: LayoutFields) -> dict[str, list[int]]:
+def axis_sizes(workload: Workload, fixed: Fixed) -> dict[str, list[int]]:
     """Return the sizes of each axis that divide what it shares."""
-    shared = {"tp": workload.model.heads, "pp": workload.model.layers, "dp": workload.batch, "cp": workload.model.seq}
     known = _numbers(workload)
     return {
         axis: [
-            size for size in _allowed(fixed, axis, divisors(number)) if not broken(known | {axis: size}, RULES_OF[axis])
+            size
+            for size in _allowed(fixed, axis, values_of(axis, known))
+            if not broken(known | {axis: size}, RULES_OF[axis])
         ]
-        for axis, number in shared.items()
+        for axis in AXES
     }
 
 
-def axes(workload: Workload, fixed: LayoutFields) -> Iterator[tuple[int, int, int, int]]:
+def axes(workload: Workload, fixed: Fixed) -> Iterator[tuple[int, int, int, int]]:
     """Yield tp, pp, dp and cp."""
     sizes = axis_sizes(workload, fixed)
     replicas = {*sizes["dp"]}
@@ -85,9 +79,7 @@ def axes(workload: Workload, fixed: LayoutFields) -> Iterator[tuple[int, int, in
             yield tp, pp, dp, cp
 
 
-def _with_choices(
-    known: Numbers, fixed: LayoutFields, names: Sequence[str], legal: dict[object, list[Any]]
-) -> Iterator[None]:
+def _with_choices(known: Numbers, fixed: Fixed, names: Sequence[str], legal: dict[object, list[Any]]) -> Iterator[None]:
     """Add all choices of the other numbers that break no rule to these, one after another.
 
     `legal` keeps the values of a choice for the numbers that it depends on.
@@ -98,7 +90,7 @@ def _with_choices(
     name, *others = names
     key = name, *map(known.__getitem__, READS[name])
     if key not in legal:
-        legal[key] = [each for each in _allowed(fixed, name, _values(name, known)) if _fits(known, fixed, name, each)]
+        legal[key] = [each for each in _allowed(fixed, name, values_of(name, known)) if _fits(known, fixed, name, each)]
     for value in legal[key]:
         _choose(known, name, value)
         yield from _with_choices(known, fixed, others, legal)
@@ -112,25 +104,26 @@ def _choose(known: Numbers, name: str, value: Any) -> None:
         known["schedule"] = SCHEDULES[known["split_backward"], value > 1]
 
 
-def _fits(known: Numbers, fixed: LayoutFields, name: str, value: Any) -> bool:
+def _fits(known: Numbers, fixed: Fixed, name: str, value: Any) -> bool:
     _choose(known, name, value)
     schedule = known.get("schedule")
     return not broken(known, RULES_OF[name]) and (name != "chunks" or fixed.get("schedule", schedule) == schedule)
 
 
-def _values(name: str, known: Numbers) -> Sequence[Any]:
+def values_of(name: str, known: Numbers) -> Sequence[Any]:
+    """Return the values of a field that divide what it shares, ascending."""
     match name:
-        case "micro_batch":
-            return divisors(known["batch"] // known["dp"])
-        case "ep":
-            return divisors(known["experts"]) if known["experts"] else [1]
-        case "chunks":
-            return divisors(known["layers"] // known["pp"])
         case "recompute":
             return RECOMPUTE
         case "zero":
             return ZERO_STAGES
-    return False, True
+        case "sequence_parallel":
+            return False, True
+        case "micro_batch":
+            return divisors(known["batch"] // known["dp"])
+        case "chunks":
+            return divisors(known["layers"] // known["pp"])
+    return divisors(known[{"tp": "heads", "pp": "layers", "dp": "batch", "cp": "seq", "ep": "experts"}[name]] or 1)
 
 
 def _numbers(workload: Workload) -> Numbers:

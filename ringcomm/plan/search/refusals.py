@@ -6,21 +6,21 @@ from math import prod
 
 from ringcomm.errors import ArgumentError, refuse
 from ringcomm.layout_rules import broken, divisors
-from ringcomm.plan.model.layout import PLANNED, LayoutFields, numbers_of, with_schedule
+from ringcomm.plan.model.layout import PLANNED, numbers_of, with_schedule
 from ringcomm.plan.model.workload import Workload
-from ringcomm.plan.search.layouts import axes, axis_sizes
+from ringcomm.plan.search.layouts import AXES, Fixed, axes, axis_sizes
 
 __all__ = ["no_layout"]
 
 
-def no_layout(workload: Workload, fixed: LayoutFields) -> ArgumentError:
+def no_layout(workload: Workload, fixed: Fixed) -> ArgumentError:
     """Return the error of a search without a legal layout: the first thing that contradicts another, or divides none.
 
     Raises:
         ArgumentError: the same, of a single axis or layout.
     """
     model, gpus, batch = workload.model, workload.gpus, workload.batch
-    given_axes: dict[str, int] = {axis: fixed[axis] for axis in ("tp", "pp", "dp", "cp") if axis in fixed}
+    given_axes: dict[str, int] = {axis: fixed[axis] for axis in AXES if axis in fixed}
     shared = numbers_of(model, batch) | {"attention": workload.device.attention}
     for name, value in fixed.items():
         error = broken({**shared, name: value}, rules=PLANNED) if name in (*given_axes, "recompute") else None
@@ -39,8 +39,8 @@ def no_layout(workload: Workload, fixed: LayoutFields) -> ArgumentError:
         return refuse("gpus", f"a number over which {what} divide{with_axes} (nearest: {nearest})", gpus)
     # Pipelines first: only they can have chunks.
     for tp, pp, dp, cp in sorted(axes(workload, fixed), key=lambda sizes: sizes[1] == 1):
-        fields: LayoutFields = {**fixed, "tp": tp, "pp": pp, "dp": dp, "cp": cp}
-        with_schedule(**fields).check(model, batch, gpus, workload.device.attention)
+        layout = with_schedule(**{**fixed, "tp": tp, "pp": pp, "dp": dp, "cp": cp})
+        layout.check(model, batch, gpus, workload.device.attention)
     chosen = ", ".join(f"{name} {value}" for name, value in fixed.items())
     return ArgumentError(f"no layout of {gpus} GPUs has {chosen}, for {what}")
 

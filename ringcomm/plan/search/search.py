@@ -8,13 +8,13 @@ from typing import NamedTuple
 from ringcomm.errors import ArgumentError, integer
 from ringcomm.layout_rules import divisors
 from ringcomm.plan.model.devices import gib
-from ringcomm.plan.model.layout import RECOMPUTE, LayoutFields, ParallelLayout
+from ringcomm.plan.model.layout import RECOMPUTE, ParallelLayout
 from ringcomm.plan.model.transformer import MOST
 from ringcomm.plan.model.workload import Workload
 from ringcomm.plan.price.layer import CAUSAL
 from ringcomm.plan.price.memory import MemoryUse, memory_use
 from ringcomm.plan.price.step import Pricing, StepCost
-from ringcomm.plan.search.layouts import layouts
+from ringcomm.plan.search.layouts import Fixed, layouts
 from ringcomm.plan.search.refusals import no_layout
 
 __all__ = ["TIE", "Candidate", "SearchResult", "differences", "price", "search"]
@@ -63,7 +63,7 @@ class SearchResult:
     """
 
     workload: Workload
-    fixed: LayoutFields
+    fixed: Fixed
     best: list[Candidate]
     legal: int
     fitting: int
@@ -81,7 +81,7 @@ def price(workload: Workload, layout: ParallelLayout) -> Candidate:
     return Candidate(workload, layout, Pricing(workload).step(layout), _fullest(workload, layout))
 
 
-def search(workload: Workload, fixed: LayoutFields | None = None, top: int = 10) -> SearchResult:
+def search(workload: Workload, fixed: Fixed | None = None, top: int = 10) -> SearchResult:
     """Return the `top` fastest layouts that fit.
 
     Args:

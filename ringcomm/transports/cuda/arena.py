@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringcomm.devices.contract import Device, Memory
+from ringcomm.devices.contract import Memory
+from ringcomm.devices.device import Device
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.cuda.kernels import LaunchPlan

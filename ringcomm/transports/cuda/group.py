@@ -9,7 +9,8 @@ import os
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ringcomm.devices.contract import CudaStream, Device
+from ringcomm.devices.contract import CudaStream
+from ringcomm.devices.device import Device
 from ringcomm.errors import Aborted, ArgumentError, MemoryShortage, MismatchError, RingcommError, refuse
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.contract import CollectiveCall, LocalTransport

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ringcomm.callbacks import call_back
-from ringcomm.devices.contract import Device
+from ringcomm.devices.device import Device
 from ringcomm.errors import RingcommError
 from ringcomm.native import check, ffi, lib
 

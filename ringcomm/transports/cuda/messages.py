@@ -11,7 +11,8 @@ from contextlib import suppress
 
 from ringcomm.adapters import ON_GPUS
 from ringcomm.callbacks import when_done
-from ringcomm.devices.contract import Device, Memory
+from ringcomm.devices.contract import Memory
+from ringcomm.devices.device import Device
 from ringcomm.devices.gpu import process
 from ringcomm.errors import ArgumentError, RingcommError, refuse
 from ringcomm.native import GpuMessage, check, ffi, lib

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringcomm.devices.contract import Device, Memory
+from ringcomm.devices.contract import Memory
+from ringcomm.devices.device import Device
 from ringcomm.native import check, lib
 from ringcomm.transports.contract import LocalTransport
 

@@ -4,7 +4,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from ringcomm.devices.contract import CudaStream, Device, TimedEvent
+from ringcomm.devices.contract import CudaStream
+from ringcomm.devices.device import Device, TimedEvent
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import CollectiveCall, LocalTransport, Transport

@@ -16,7 +16,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from ringcomm.callbacks import call_back, call_back_apart
-from ringcomm.devices.contract import Device
+from ringcomm.devices.device import Device
 from ringcomm.errors import Aborted, RingcommError, describe_error
 from ringcomm.machine.threads import start_thread
 from ringcomm.native import check, ffi, lib

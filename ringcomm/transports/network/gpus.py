@@ -11,7 +11,8 @@ from typing import Any
 
 from ringcomm.algorithms.schedule import Block, Copy
 from ringcomm.algorithms.select import AlgorithmSelector
-from ringcomm.devices.contract import Device, Memory
+from ringcomm.devices.contract import Memory
+from ringcomm.devices.device import Device
 from ringcomm.errors import RingcommError
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import Blockwise

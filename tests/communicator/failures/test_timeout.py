@@ -325,7 +325,7 @@ def report_what_runs(comm):
         until(lambda: f"{call}, running for " in lines_of(comm.report(calls=1))[1], call)
 
     if comm.rank == 0:
-        until_reported("recv(float64 x 2, from 0)")
+        until_reported("recv(float64 x 2, from 0) with tag 0")
         comm.send(np.zeros(2), 1)
         until_reported("barrier() epoch 1")
         comm.barrier()

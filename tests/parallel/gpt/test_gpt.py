@@ -96,7 +96,7 @@ def test_layers_and_sequences_that_cannot_be_divided_are_refused():
     (model,) = gpt_stages(config_for(2, 1, sequence_parallel=True), grid)
     with pytest.raises(ArgumentError, match="length of a sequence: expected at most 8, got 9"):
         model(torch.zeros(1, 9, dtype=torch.int64))
-    with pytest.raises(ArgumentError, match=r"tp: expected a divisor of seq/cp = 7 \(nearest: 1 or 7\), got 2"):
+    with pytest.raises(ArgumentError, match="rank's part of a sequence: expected a multiple of tp = 2, got 7"):
         model(torch.zeros(1, 7, dtype=torch.int64))
 
 

@@ -250,7 +250,7 @@ def called(attention, *shapes, dtypes=(torch.float32,), **options):
 
 
 REFUSED = [  # a call on 4 ranks, and the error
-    (lambda axis: split_sequence(torch.ones(2, 12), axis), r"cp: expected a divisor of seq/2 = 6 .*, got 4"),
+    (lambda axis: split_sequence(torch.ones(2, 12), axis), "of a sequence: expected a multiple of .* = 8, got 12"),
     (called(ring_attention, (1, 2, 3, 4), causal=True), "this rank's part, two chunks: expected an even number, got 3"),
     (called(ring_attention, (2, 3, 4)), r"queries: expected \(B, heads, S/P, D\), none of them 0, got \(2, 3, 4\)"),
     (called(ring_attention, (1, 2, 0, 4)), r"queries: expected .*, got \(1, 2, 0, 4\)"),

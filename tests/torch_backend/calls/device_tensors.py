@@ -4,7 +4,7 @@ import torch
 
 from ringcomm.adapters import ADAPTERS, CODES, ON_GPUS, TENSOR, TorchAdapter
 from ringcomm.devices import emulated
-from ringcomm.devices.contract import Pointer
+from ringcomm.devices.device import Pointer
 
 __all__ = ["DeviceTensor", "install", "on_device"]
 

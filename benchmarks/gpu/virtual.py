@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ringcomm.devices.contract import Device
+from ringcomm.devices.device import Device
 from ringcomm.errors import RingcommError
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import CollectiveCall

@@ -1,26 +1,19 @@
-"""`ringcomm bench --virtual-ranks`: the kernels alone, all ranks on one GPU in one launch.
+"""The time of a kernel alone, all ranks on one GPU in one launch.
 
 There is no link between the ranks: this measures how well a kernel uses memory, and nothing of NVLink. `moved` is the
 bandwidth of all reads and writes of the kernel, as that of a copy; `of copy` is its share of a plain copy.
 """
 
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
-from ringcomm import ArgumentError
-from ringcomm.bench.device_arrays import DeviceArrays
-from ringcomm.bench.fresh import FreshCheck, VirtualCase
-from ringcomm.bench.machine import Machine
-from ringcomm.bench.peers import require_gpu
+from gpu.device_arrays import DeviceArrays
+from gpu.fresh import FreshCheck, VirtualCase
+from gpu.virtual import VirtualRanks
 from ringcomm.bench.rank.collectives import COLLECTIVES, dtype_named
-from ringcomm.bench.report import write_json
-from ringcomm.bench.sweep import Sweep
-from ringcomm.transports.cuda.virtual import VirtualRanks
 
-__all__ = ["HEAD", "VirtualRow", "measure", "run"]
+__all__ = ["HEAD", "VirtualRow", "measure"]
 
 HEAD = "#ranks        bytes               kernel blocks       us/op    busbw      moved  of copy  wrong"
-MESSAGES = "send_recv"
 LAUNCHES = 3  # checked, each with new inputs
 
 
@@ -45,42 +38,6 @@ class VirtualRow:
             f"{self.ranks:>5} {self.bytes:>12,} {self.kernel:>20} {self.blocks:>6} {self.seconds * 1e6:>10.1f} "
             f"{self.busbw / 1e9:>8.2f} {moved[0]:>10} {moved[1]:>8} {self.wrong:>6}"
         )
-
-
-def run(sweep: Sweep, path: Path | None) -> bool:
-    """Measure, print and write the results; return whether any element was wrong."""
-    if sweep.device == "host" or sweep.collectives == [MESSAGES]:
-        expected = "expected collectives, and --device cuda or emulated"
-        raise ArgumentError(f"--virtual-ranks: {expected}, got {', '.join(sweep.collectives)}, and {sweep.device}")
-    if sweep.device == "cuda":
-        require_gpu()
-    sweep.require(1)
-    arrays = DeviceArrays(sweep.device, sweep.rounds)
-    copy = arrays.copy()
-    machine, rows = Machine.here(), list[VirtualRow]()
-    print(f"# {', '.join(machine.gpus) or machine.cpu}, {machine.date}; a copy: {copy / 1e9:.1f} GB/s")
-    if MESSAGES in sweep.collectives:
-        sweep.collectives.remove(MESSAGES)
-        print(f"# {MESSAGES}: not measured, since it is no kernel of all ranks")
-    print(HEAD, flush=True)
-    last = ""
-    try:
-        for size in sweep.ranks:
-            ranks = VirtualRanks(arrays.device, size)
-            for found in sweep.cases(size):
-                about = f"# {found.collective}, {found.dtype}, {found.op}"
-                if about != last:
-                    print(last := about)
-                root = sweep.root if COLLECTIVES[found.collective].rooted else 0
-                case = VirtualCase(found.collective, size, found.count, found.dtype, found.op, root)
-                rows.append(measure(arrays, ranks, case, copy))
-                print(rows[-1], flush=True)
-    finally:  # also after an interrupt: then what is queued uses memory that is let go of next
-        arrays.synchronize()
-        if path and rows:
-            document = {"machine": asdict(machine), "device": sweep.device, "rows": [asdict(row) for row in rows]}
-            write_json(path, document)
-    return any(row.wrong for row in rows)
 
 
 def measure(arrays: DeviceArrays, ranks: VirtualRanks, case: VirtualCase, copy: float) -> VirtualRow:
