@@ -2,9 +2,8 @@
 
     python benchmarks/plan.py [-n 2 4] [--steps 50]
 
-Needs torch. For each number of ranks the CPU is measured first (cpu_device.py): nothing is fitted to the steps. A
-figure is the median over the last half of the run. It takes about half a minute a layout; nothing else may run
-meanwhile.
+Needs torch. `ringcomm plan --measure` is run first, for each number of ranks: nothing is fitted to the steps. A figure
+is the median over the last half of the run. It takes about half a minute a layout; nothing else may run meanwhile.
 """
 
 import argparse
@@ -17,8 +16,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from statistics import median
 
-from cpu_device import measure
-
+from ringcomm.plan.measure import measure
 from ringcomm.plan.model.devices import Accelerator
 from ringcomm.plan.model.layout import ParallelLayout
 from ringcomm.plan.model.transformer import Transformer

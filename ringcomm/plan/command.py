@@ -12,7 +12,8 @@ from ringcomm.options import picture, whole
 from ringcomm.plan import fit as calibrate
 from ringcomm.plan import report
 from ringcomm.plan.draw import draw
-from ringcomm.plan.model.devices import Accelerator, check_name, device, names, own_devices, save
+from ringcomm.plan.measure import measure
+from ringcomm.plan.model.devices import Accelerator, check_name, device, names, own_devices, ranks_of, save
 from ringcomm.plan.model.layout import RECOMPUTE, SCHEDULES, ZERO_STAGES, ParallelLayout, with_schedule
 from ringcomm.plan.model.transformer import Transformer
 from ringcomm.plan.model.workload import Workload
@@ -24,16 +25,19 @@ __all__ = ["add_arguments", "run"]
 NEEDED = ("gpus", "layers", "hidden", "heads", "batch")
 ONE = ("tp", "pp", "dp", "micro_batch")  # given together, they name one layout; the rest has its default
 DEFAULTS = {"device": "a100-80gb", "vocab": 51200, "seq": 2048, "gated": False, "experts": 0, "top_k": 2, "best": 10}
-# The options that go with --calibrate; without it, all others do.
-FIT = ("device", "attention", "vocab", "recompute", "sequence_parallel", "save")
+# The options that go with one of these; with neither, all others do.
+MODES = {
+    "measure": ("gpus",),
+    "calibrate": ("device", "attention", "vocab", "recompute", "sequence_parallel", "save"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"ringcomm plan {' '.join(f'--{name} N' for name in NEEDED)} [option ...]"
     count = whole(1)
     add = parser.add_argument_group("model and cluster").add_argument
-    add("--gpus", type=count, metavar="N", help="number of GPUs")
-    text = f"{', '.join(names())} or your own (see --save); default: {DEFAULTS['device']}"
+    add("--gpus", type=count, metavar="N", help="number of GPUs; with --measure, of ranks on this machine")
+    text = f"{', '.join(names())}, this (see --measure) or your own (see --save); default: {DEFAULTS['device']}"
     add("--device", metavar="NAME", help=text)
     add("--layers", type=count, metavar="N", help="transformer layers")
     add("--hidden", type=count, metavar="N", help="hidden size")
@@ -70,6 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("constants").add_argument
     add("--calibrate", type=Path, metavar="RUNS.csv", help="fit the constants of --device to measured steps")
     add("--save", metavar="NAME", help="keep the calibrated device under a name")
+    text = "measure the device this-N: --gpus N ranks on the CPU of this machine"
+    add("--measure", action="store_true", default=None, help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -77,6 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         _check_mode(given)
         chosen = argparse.Namespace(**vars(arguments) | DEFAULTS | given)
+        if arguments.measure:
+            return _measure(chosen)
         return _calibrate(chosen) if arguments.calibrate else _plan(chosen)
     except ArgumentError as error:
         name, space, value = (error.argument or "").partition(" ")
@@ -87,9 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_mode(given: Mapping[str, Any]) -> None:
     """Raise ArgumentError if an option would be ignored."""
-    if "calibrate" in given:
-        if ignored := [_option(name) for name in given if name not in ("calibrate", *FIT)]:
-            raise refuse("calibrate", f"only {', '.join(map(_option, FIT))} beside it", ", ".join(ignored))
+    if mode := next((each for each in MODES if each in given), None):
+        if ignored := [_option(name) for name in given if name not in (mode, *MODES[mode])]:
+            raise refuse(_option(mode), f"only {', '.join(map(_option, MODES[mode]))} beside it", ", ".join(ignored))
     elif "save" in given:
         raise ArgumentError("--save: expected with --calibrate, which fits the device that is saved")
     elif "best" in given and all(name in given for name in ONE):
@@ -121,11 +129,31 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _device(arguments: argparse.Namespace) -> Accelerator:
-    chosen = device(arguments.device)
+    """Return the device; `this-N` for N ranks only, whose collectives were measured."""
+    name, gpus = arguments.device, arguments.gpus
+    if gpus and ranks_of(name) not in (None, f"{gpus}"):
+        raise refuse("gpus", f"{ranks_of(name)}, as {name} was measured", gpus)
+    chosen = device(f"this-{gpus}" if name == "this" else name)
     return replace(chosen, attention=arguments.attention) if arguments.attention else chosen
 
 
+def _measure(arguments: argparse.Namespace) -> int:
+    if arguments.gpus is None:
+        raise ArgumentError("--measure: expected --gpus, the number of ranks")
+    own_devices()  # raises now, not after the measurement
+    measured = measure(arguments.gpus)
+    path = save(measured, measured.name)
+    print(
+        f"{measured.name}: {measured.flops / 1e9:.1f} GFLOP/s and {measured.bandwidth / 1e9:.1f} GB/s of a rank, "
+        f"{measured.calibration.launch * 1e6:.0f} µs to launch a layer, all_reduce {measured.inside / 1e9:.2f} GB/s "
+        f"and {measured.inside_latency * 1e6:.1f} µs a step; in {path}"
+    )
+    return 0
+
+
 def _calibrate(arguments: argparse.Namespace) -> int:
+    if arguments.device == "this":
+        raise refuse("device", "this-N, as --measure has named it", "this")
     if arguments.save is not None:
         check_name(arguments.save)
         own_devices()

@@ -8,13 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from cpu_device import measure
 
 from ringcomm.commands.cli import main
-from ringcomm.plan.model.transformer import Transformer
-from ringcomm.plan.model.workload import Workload
-from ringcomm.plan.search.search import search
-from ringcomm.plan.train_command import train_command
+from ringcomm.plan.model.devices import device
 
 ROOT = Path(__file__).parents[2]
 MODEL = ["--layers", "48", "--hidden", "8192", "--heads", "64", "--batch", "1536"]
@@ -163,10 +159,11 @@ def test_a_search_and_a_price_need_no_torch():
         import sys
         sys.modules["torch"] = None
         from ringcomm.commands.cli import main
-        sys.exit(main(["plan", *{[*CLUSTER, *ONE]}]))
+        sys.exit(main(["plan", *{[*CLUSTER, *ONE]}]) or main(["plan", "--measure", "--gpus", "2"]))
     """
     run = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=50)
-    assert (run.returncode, run.stderr) == (0, "")
+    assert run.returncode == 2
+    assert run.stderr == "ringcomm plan: --measure needs torch: pip install 'ringcomm[torch]'\n"
     assert "Grid(dp=32, tp=8, pp=2)" in run.stdout
 
 
@@ -195,6 +192,8 @@ NAME = "a name of letters, digits, - and _"
     [
         (["--gpus", "8"], "the following options are required: --layers, --hidden, --heads, --batch"),
         ([*CLUSTER, "--device", "a100-80g"], "unknown device 'a100-80g'; did you mean 'a100-80gb'?"),
+        ([*CLUSTER, "--device", "this"], "this-512 was not measured: ringcomm plan --measure --gpus 512"),
+        ([*CLUSTER, "--device", "this-2"], "--gpus: expected 2, as this-2 was measured, got 512"),
         ([*CLUSTER, "--tp", "3"], "--tp: expected a divisor of heads = 64 (nearest: 2 or 4), got 3"),
         ([*CLUSTER, *ONE, "--dp", "16"], "--gpus: expected tp 8 · pp 2 · dp 16 · cp 1 = 256, got 512"),
         ([*CLUSTER, *ONE, "--schedule", "interleaved"], "--schedule: expected 1f1b, with chunks 1, got interleaved"),
@@ -212,8 +211,14 @@ NAME = "a name of letters, digits, - and _"
         ([*CLUSTER, "--experts", "6", "--ep", "4"], "--ep: expected a divisor of"),
         ([*CLUSTER, "--save", "mine"], "--save: expected with --calibrate, which fits the device that is saved"),
         ([*CLUSTER, *ONE, "--best", "3"], "--best: expected a search, got one layout, by --tp, --pp, --dp, "),
+        (["--measure"], "--measure: expected --gpus, the number of ranks"),
+        (
+            ["--measure", "--gpus", "2", "--layers", "4", "--json"],
+            "--measure: expected only --gpus beside it, got --layers, --json",
+        ),
         (["--calibrate", "missing.csv"], "missing.csv: expected a CSV file in UTF-8, got No such file or directory"),
         (["--calibrate", "runs.csv", "--json"], "--recompute, --sequence-parallel, --save beside it, got --json"),
+        (["--calibrate", "runs.csv", "--device", "this"], "--device: expected this-N, as --measure has named it, got"),
         *(
             (
                 ["--calibrate", "runs.csv", "--save", bad],
@@ -221,7 +226,10 @@ NAME = "a name of letters, digits, - and _"
             )
             for bad in ("my cluster", 'a"b', "a.b", "")
         ),
-        (["--calibrate", "runs.csv", "--save", "h100-80gb"], "h200, b200, got h100-80gb"),
+        *(
+            (["--calibrate", "runs.csv", "--save", bad], f"200, b200, this and this-N, got {bad}")
+            for bad in ("h100-80gb", "this", "this-4")
+        ),
     ],
 )
 def test_bad_input_gets_a_sentence(arguments, words, capsys):
@@ -229,22 +237,28 @@ def test_bad_input_gets_a_sentence(arguments, words, capsys):
     assert words in capsys.readouterr().err
 
 
-def test_a_fit_that_could_not_be_saved_does_not_start(capsys, tmp_path, monkeypatch):
+def test_a_measurement_that_could_not_be_used_does_not_start(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("ringcomm.plan.measure.launch", None)
     (tmp_path / "devices.toml").write_text("[device")
-    for tuning, words in (
-        ("", "no file for devices: RINGCOMM_TUNING is empty"),
-        (str(tmp_path / "tuning.json"), "devices.toml is damaged"),
+    measured, fitted = ["--measure", "--gpus", "2"], ["--calibrate", "missing.csv", "--save", "mine"]
+    for tuning, commands, words in (
+        ("", (measured, fitted), "no file for devices: RINGCOMM_TUNING is empty"),
+        ("none.json", (measured,), "RINGCOMM_TUNING: expected a file that ringcomm tune has written, or nothing, got "),
+        (str(tmp_path / "tuning.json"), (measured, fitted), "devices.toml is damaged"),
     ):
         monkeypatch.setenv("RINGCOMM_TUNING", tuning)
-        assert main(["plan", "--calibrate", "missing.csv", "--save", "mine"]) == 2
-        assert words in capsys.readouterr().err
+        for command in commands:
+            assert main(["plan", *command]) == 2
+            assert words in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_the_device_of_the_benchmark_is_measured():
-    found = measure(2)
-    assert min(found.flops, found.bandwidth) > 1e8
+def test_this_machine_is_measured(capsys):
+    assert "this-2: " in plan(capsys, "--measure", "--gpus", "2")
+    found = device("this-2")
+    assert found.flops > 1e8
+    assert found.bandwidth > 1e8
     assert found.node == 2
-    workload = Workload(Transformer(4, 128, 4, 100, 64), found, 2, 16)
-    command = train_command(workload, search(workload).best[0].layout)
-    assert "torchrun --standalone --nproc-per-node 2 examples/train_gpt.py --precision float32 " in command
+    small = ["--layers", "4", "--hidden", "128", "--heads", "4", "--vocab", "100", "--seq", "64", "--batch", "16"]
+    printed = plan(capsys, "--gpus", "2", "--device", "this", *small)
+    assert "torchrun --standalone --nproc-per-node 2 examples/train_gpt.py --precision float32 " in printed

@@ -23,6 +23,7 @@ __all__ = [
     "gib",
     "names",
     "own_devices",
+    "ranks_of",
     "save",
 ]
 
@@ -104,6 +105,8 @@ def device(name: str) -> Accelerator:
     """
     tables = own_devices() if name not in names() and tuning_file() else _built_in()
     if name not in tables["device"]:
+        if ranks := ranks_of(name):
+            raise ArgumentError(f"{name} was not measured: ringcomm plan --measure --gpus {ranks}")
         raise unknown("device", name, {**_built_in()["device"], **tables["device"]})
     try:
         table = dict(tables["device"][name])
@@ -115,6 +118,12 @@ def device(name: str) -> Accelerator:
         return Accelerator(**_checked(Accelerator, table | {"name": name}))
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(f"device {name}: {error}") from None
+
+
+def ranks_of(name: str) -> str | None:
+    """Return for how many ranks of this machine a device was measured; None for other devices."""
+    match = re.fullmatch(r"this-(\d+)", name)
+    return match and match[1]
 
 
 def own_devices() -> dict[str, dict[str, Any]]:
@@ -137,8 +146,8 @@ def check_name(name: str) -> None:
     """Raise ArgumentError unless `save` can keep a device of the user's under this name."""
     if not re.fullmatch("[A-Za-z0-9_-]+", name):
         raise refuse("save", "a name of letters, digits, - and _", repr(name))
-    if name in names():
-        raise refuse("save", f"another name than {', '.join(names())}", name)
+    if name in names() or re.fullmatch("this(-.*)?", name):
+        raise refuse("save", f"another name than {', '.join(names())}, this and this-N", name)
 
 
 def save(accelerator: Accelerator, name: str) -> Path:

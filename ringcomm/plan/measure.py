@@ -1,15 +1,13 @@
-"""Ranks on the CPU of this machine as a device of `ringcomm plan`: what they reach in torch, and in collectives."""
+"""The device `this`: what ranks on the CPU of this machine reach in torch, and in collectives of ringcomm."""
 
 import time
 from collections.abc import Callable
 from statistics import median
 
 import numpy as np
-import torch
-from torch import nn
-from torch.nn import functional
 
-from ringcomm import Communicator, launch
+from ringcomm import Communicator, Config, launch
+from ringcomm.errors import ArgumentError
 from ringcomm.machine import memory, topology
 from ringcomm.plan.model.devices import Accelerator, Calibration
 from ringcomm.plan.price.layer import CAUSAL, FUSED_BACKWARD
@@ -24,10 +22,18 @@ SECONDS = 0.2  # of each measurement
 
 
 def measure(ranks: int) -> Accelerator:
-    """Return the device of so many ranks on this machine. It takes about 5 seconds.
+    """Return the device `this-<ranks>`, for so many ranks on this machine. It takes about 5 seconds.
 
     As many ranks compute at a time as there are processors; collectives are those of all ranks.
+
+    Raises:
+        ArgumentError: torch is missing.
     """
+    Config()  # refuses what launch would refuse only on its ranks
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise ArgumentError("--measure needs torch: pip install 'ringcomm[torch]'") from None
     cores = min(len(topology.cores()), topology.cpu_quota() or ranks)
     found = launch(_measure_rank, ranks, args=(max(1, int(cores)),))
     columns = list(zip(*(reached for reached, _ in found if reached), strict=True))
@@ -36,7 +42,7 @@ def measure(ranks: int) -> Accelerator:
     steps = max(1, (ranks - 1).bit_length())  # of recursive doubling, which is best for small arrays
     share = 2 * (ranks - 1) / ranks  # of the array, which a rank sends
     return Accelerator(
-        name=f"{ranks} ranks on this machine",
+        name=f"this-{ranks}",
         flops=flops,
         memory=memory.available().bytes / ranks,
         reserved=0,
@@ -62,6 +68,10 @@ def _measure_rank(comm: Communicator, cores: int) -> tuple[list[float], list[flo
     """Return what this rank reaches: FLOP/s of products, bytes/s, FLOP/s of attention and seconds of a layer's forward;
     nothing if it has no processor. And the seconds of a small and a large all-reduce.
     """
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
     torch.set_num_threads(max(1, cores // comm.size))
     rates: list[float] = []
     if comm.rank < cores:
