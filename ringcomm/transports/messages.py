@@ -8,7 +8,7 @@ import numpy as np
 
 from ringcomm.adapters import CODES
 from ringcomm.errors import refuse
-from ringcomm.native import check, ffi, lib, native_messages
+from ringcomm.native import check, extension, ffi, lib
 from ringcomm.types import DTYPES
 
 __all__ = ["ANY_SOURCE", "ANY_TAG", "Envelope", "MessageWork", "Messages", "TakenMessage"]
@@ -69,7 +69,7 @@ class Messages:
 
     def __init__(self, handle: Any) -> None:
         address = int(ffi.cast("uintptr_t", handle))
-        native = native_messages.Messages(address, handle, check, _refuse, Envelope, native_messages.MessageWork)
+        native = extension.Messages(address, handle, check, _refuse, Envelope, extension.MessageWork)
         # Not methods: these calls take tenths of a microsecond.
         self.send, self.isend, self.recv_bytes = native.send, native.isend, native.recv_bytes
         self._recv, self._irecv, self._probe = native.recv, native.irecv, native.probe

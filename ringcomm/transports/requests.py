@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ringcomm.callbacks import when_done
-from ringcomm.native import ffi, lib, native_requests
+from ringcomm.native import extension, ffi, lib
 
 __all__ = [
     "RECEIVE",
@@ -22,11 +22,11 @@ __all__ = [
 ]
 
 # The base of requests: has the operation that a request names as `_object`; None: the request is null.
-RequestHandle: Any = native_requests.RequestHandle
+RequestHandle: Any = extension.RequestHandle
 
 # A StartedCall with the `context` of its communicator, a method `cancel` for a receive, and for its subclass
 # `_completed`, `_cancelled` and `_watched`, which are False when the core starts it.
-PendingOperation: Any = native_requests.PendingOperation
+PendingOperation: Any = extension.PendingOperation
 
 # The kinds of transfers.
 SEND, SYNCHRONOUS_SEND, RECEIVE = lib.RC_SEND, lib.RC_SEND_SYNCHRONOUS, lib.RC_RECV_MESSAGE
@@ -34,19 +34,19 @@ SEND, SYNCHRONOUS_SEND, RECEIVE = lib.RC_SEND, lib.RC_SEND_SYNCHRONOUS, lib.RC_R
 # A PendingOperation that is started again and again, and is `active` meanwhile. After `prepare(maker, kind, array,
 # peer, tag)` start_all() and `start_prepared()` start this transfer, unless it is not plain; the latter returns whether
 # it is.
-PersistentOperation: Any = native_requests.PersistentOperation
+PersistentOperation: Any = extension.PersistentOperation
 
 # RequestMaker(fast_path, operation, request): makes operations and requests of these types, subclasses of
 # PendingOperation and RequestHandle. `isend(context, array, peer, tag)`, issend and irecv return a request, or
 # NotImplemented, before anything has happened, unless all arguments are plain. `operation(context)` was not started.
-RequestMaker: Any = native_requests.RequestMaker
+RequestMaker: Any = extension.RequestMaker
 
 # These take a list or tuple of requests. What is not plain, or fails, is left for the caller.
-wait_all: Callable[[Any], bool] = native_requests.wait_all  # whether all have succeeded; then they name nothing
-test_all: Callable[[Any], bool | None] = native_requests.test_all  # whether all are done; None: the caller has to look
-find_done: Callable[[Any], tuple[list[int], list[int]] | None] = native_requests.find_done  # the active, and the done
+wait_all: Callable[[Any], bool] = extension.wait_all  # whether all have succeeded; then they name nothing
+test_all: Callable[[Any], bool | None] = extension.test_all  # whether all are done; None: the caller has to look
+find_done: Callable[[Any], tuple[list[int], list[int]] | None] = extension.find_done  # the active, and the done
 # How many have started: all, unless one is not plain, or active, then none; or the first ones, before a failure.
-start_all: Callable[[Any], int] = native_requests.start_all
+start_all: Callable[[Any], int] = extension.start_all
 
 
 def when_ended(call: Any, callback: Callable[[], object]) -> None:

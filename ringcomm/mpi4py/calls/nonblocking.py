@@ -34,7 +34,7 @@ class NonblockingCollectives(Collectives):
         """Start a nonblocking call: Copy the array of `root` to all ranks."""
         context = self._object
         try:
-            request: Request = context.requests.broadcast_bytes(context, buf, None, root)
+            request: Request = context.requests.broadcast(context, buf, None, root)
         except FAILURES as error:
             context.fail(error)
         return super().Ibcast(buf, root) if request is NotImplemented else request
@@ -43,7 +43,7 @@ class NonblockingCollectives(Collectives):
         """Start a nonblocking call: Collect blocks of equal size on `root`, in rank order."""
         context = self._object
         try:
-            request: Request = context.requests.gather_bytes(context, sendbuf, recvbuf, root)
+            request: Request = context.requests.gather(context, sendbuf, recvbuf, root)
         except FAILURES as error:
             context.fail(error)
         return super().Igather(sendbuf, recvbuf, root) if request is NotImplemented else request
@@ -52,7 +52,7 @@ class NonblockingCollectives(Collectives):
         """Start a nonblocking call: Divide the array of `root` into blocks of equal size, one for each rank."""
         context = self._object
         try:
-            request: Request = context.requests.scatter_bytes(context, sendbuf, recvbuf, root)
+            request: Request = context.requests.scatter(context, sendbuf, recvbuf, root)
         except FAILURES as error:
             context.fail(error)
         return super().Iscatter(sendbuf, recvbuf, root) if request is NotImplemented else request
@@ -61,7 +61,7 @@ class NonblockingCollectives(Collectives):
         """Start a nonblocking call: Collect blocks of equal size on all ranks, in rank order."""
         context = self._object
         try:
-            request: Request = context.requests.all_gather_bytes(context, sendbuf, recvbuf)
+            request: Request = context.requests.all_gather(context, sendbuf, recvbuf)
         except FAILURES as error:
             context.fail(error)
         return super().Iallgather(sendbuf, recvbuf) if request is NotImplemented else request
@@ -70,7 +70,7 @@ class NonblockingCollectives(Collectives):
         """Start a nonblocking call: Send block j to rank j, and receive block i from rank i; all are of one size."""
         context = self._object
         try:
-            request: Request = context.requests.all_to_all_bytes(context, sendbuf, recvbuf)
+            request: Request = context.requests.all_to_all(context, sendbuf, recvbuf)
         except FAILURES as error:
             context.fail(error)
         return super().Ialltoall(sendbuf, recvbuf) if request is NotImplemented else request
