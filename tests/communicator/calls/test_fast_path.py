@@ -14,14 +14,27 @@ import harness
 from cases.reference import numpy_dtype
 from harness.failures import check_usable, raised
 from ringcomm import ArgumentError, adapters, premul_sum
+from ringcomm.native import NativeFastPath
 from ringcomm.testing import check_transport, connect_threads
 from ringcomm.transports import shm
-from ringcomm.transports.contract import NO_FAST_PATH
+from ringcomm.transports.contract import NO_FAST_PATH, FastPath
 from ringcomm.types import COLLECTIVES, DTYPES, PUBLIC
 from ringcomm.work import StartedWork
 
 F4 = np.float32
 METHODS = [*PUBLIC, "send", "recv", "sendrecv"]
+
+
+def public(kind):
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def test_the_contract_has_the_methods_of_the_fast_path_and_no_others():
+    """Without `__getattr__`: mypy finds a misspelt one."""
+    assert public(FastPath) == public(NativeFastPath) == public(NO_FAST_PATH)
+    assert public(NativeFastPath) >= {*METHODS}
+    with pytest.raises(AttributeError):
+        NO_FAST_PATH.all_redcue  # noqa: B018
 
 
 class Paths:
