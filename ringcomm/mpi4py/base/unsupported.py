@@ -25,7 +25,7 @@ __all__ = [
 
 
 def unsupported(name: str, instead: str) -> Callable[..., Any]:
-    """Return a function, which also serves as a method of any kind, that raises NotImplementedError."""
+    """Return a function that raises NotImplementedError."""
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise NotImplementedError(f"{name} is not supported by ringcomm; {instead}")
@@ -33,6 +33,16 @@ def unsupported(name: str, instead: str) -> Callable[..., Any]:
     refuse.__name__ = refuse.__qualname__ = name
     refuse.__doc__ = f"Raise NotImplementedError: {instead}."
     return refuse
+
+
+class Unsupported:
+    """A method of any kind that raises NotImplementedError."""
+
+    def __init__(self, instead: str) -> None:
+        self._instead = instead
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        setattr(owner, name, staticmethod(unsupported(f"{owner.__name__}.{name}", self._instead)))
 
 
 class _Unsupported(type):

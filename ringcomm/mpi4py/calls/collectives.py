@@ -10,6 +10,7 @@ from ringcomm.mpi4py.calls import moves, reductions
 from ringcomm.mpi4py.calls import op as ops
 from ringcomm.mpi4py.calls.checked import forms
 from ringcomm.mpi4py.calls.op import SUM, Op
+from ringcomm.mpi4py.groups.context import Context
 
 __all__ = ["Collectives"]
 
@@ -22,7 +23,7 @@ NATIVE = {id(getattr(ops, name.upper())): name for name in ("sum", "prod", "min"
 class Collectives:
     """The collectives of a communicator on arrays."""
 
-    _object: Any  # a Context
+    _object: Context
 
     _barrier, Ibarrier, Barrier_init = forms(moves.barrier)
     _bcast, Ibcast, Bcast_init = forms(moves.bcast)

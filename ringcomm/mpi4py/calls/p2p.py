@@ -11,6 +11,7 @@ from ringcomm.mpi4py.base.errors import ERR_RANK, ERR_TAG, FAILURES, failure, ha
 from ringcomm.mpi4py.base.integers import integer, integral
 from ringcomm.mpi4py.buffers.specification import received, sent
 from ringcomm.mpi4py.calls.message import FROM_PROC_NULL
+from ringcomm.mpi4py.groups.context import Context
 from ringcomm.mpi4py.requests.operations import DONE, Done, PendingOperation, Persistent, fill
 from ringcomm.mpi4py.requests.request import Prequest, Request
 from ringcomm.mpi4py.requests.status import Status
@@ -28,7 +29,7 @@ ndarray = np.ndarray
 class PointToPoint:
     """The methods of a communicator that send and receive arrays."""
 
-    _object: Any  # a Context
+    _object: Context
 
     # --- Blocking -----------------------------------------------------------------------------------------------------
 
@@ -49,15 +50,11 @@ class PointToPoint:
         except FAILURES as error:
             context.fail(error)
 
-    @integral
+    @handled
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send an array, and wait until its receive has started."""
-        context = self._object
-        try:
-            if (data := _outgoing(buf, dest, tag)) is not None:
-                context.messages.send(data, dest, tag, True)
-        except FAILURES as error:
-            context.fail(error)
+        if (data := _outgoing(buf, dest, tag)) is not None:
+            self._object.messages.send(data, dest, tag, True)
 
     @handled
     def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
@@ -98,8 +95,7 @@ class PointToPoint:
         try:
             found: Any = NotImplemented
             if 0 <= sendtag <= LARGEST_TAG:
-                tag = match_tag(recvtag)
-                found = context.fast.sendrecv_message(sendbuf, dest, sendtag, recvbuf, source, tag)
+                found = context.fast.sendrecv_message(sendbuf, dest, sendtag, recvbuf, source, match_tag(recvtag))
             if found is NotImplemented:
                 data = _outgoing(sendbuf, dest, sendtag)
                 self._exchange(data, dest, sendtag, recvbuf, source, recvtag).complete(status)
@@ -133,7 +129,6 @@ class PointToPoint:
             return self._started_send(buf, dest, tag) if request is NotImplemented else request
         except FAILURES as error:
             context.fail(error)
-            raise
 
     def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """Start to send an array; the send is complete once its receive has started."""
@@ -143,7 +138,6 @@ class PointToPoint:
             return self._started_send(buf, dest, tag, True) if request is NotImplemented else request
         except FAILURES as error:
             context.fail(error)
-            raise
 
     @handled
     def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
@@ -158,7 +152,6 @@ class PointToPoint:
             return self._started_receive(buf, source, tag) if request is NotImplemented else request
         except FAILURES as error:
             context.fail(error)
-            raise
 
     @handled
     def Isendrecv(

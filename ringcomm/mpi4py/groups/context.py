@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from ringcomm.communicator import Communicator
 from ringcomm.errors import RingcommError
 from ringcomm.mpi4py.base import errors
-from ringcomm.mpi4py.base.errors import Errhandler
+from ringcomm.mpi4py.base.errhandlers import ERRORS_ABORT, ERRORS_ARE_FATAL, ERRORS_RETURN, Errhandler
 from ringcomm.mpi4py.groups.topology import Topology
 from ringcomm.mpi4py.requests.buffered import BufferedSends
 from ringcomm.mpi4py.requests.operations import PendingOperation
@@ -43,7 +43,7 @@ class Context:
         self.ranks = tuple(ranks)
         self.name = ""
         self.attributes: dict[int, Any] = {}
-        self.errhandler: Errhandler = errors.ERRORS_RETURN if parent is None else parent.errhandler
+        self.errhandler: Errhandler = ERRORS_RETURN if parent is None else parent.errhandler
         self.info: dict[str, str] = {}
         self.topology: Topology | None = None
         self.universe: int = self.size if parent is None else parent.universe
@@ -72,7 +72,7 @@ class Context:
 
     def handle_error(self, error: errors.Exception) -> None:
         """Do what the error handler says."""
-        if self.errhandler in (errors.ERRORS_ARE_FATAL, errors.ERRORS_ABORT):
+        if self.errhandler in (ERRORS_ARE_FATAL, ERRORS_ABORT):
             self.abort(error.Get_error_code(), str(error))
         if function := self.errhandler.function:
             function(self.handle(), error.Get_error_code())
