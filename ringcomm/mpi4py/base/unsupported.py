@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from ringcomm.mpi4py.base.errors import ERR_FILE, ERR_SESSION, ERR_WIN
 from ringcomm.mpi4py.base.handles import Handle, constant
 
 __all__ = [
@@ -67,18 +68,21 @@ class _Refusing(metaclass=_Unsupported):
 class Win(_Refusing, Handle):
     """Windows of one-sided communication, which there are not."""
 
+    _null = ERR_WIN, "a window", "WIN_NULL"
     _instead = "use messages, or ringcomm.Communicator.empty, memory that all ranks of a machine share"
 
 
 class File(_Refusing, Handle):
     """Files of parallel input and output, which there are not."""
 
+    _null = ERR_FILE, "a file", "FILE_NULL"
     _instead = "use numpy.memmap, of which each rank writes its part"
 
 
 class Session(_Refusing, Handle):
     """Sessions, which there are not."""
 
+    _null = ERR_SESSION, "a session", "SESSION_NULL"
     _instead = "use COMM_WORLD"
 
 

@@ -15,7 +15,7 @@ from ringcomm.mpi4py.base.errors import ERR_ARG, ERR_COMM, ERR_ERRHANDLER, failu
 from ringcomm.mpi4py.base.handles import Handle, constant
 from ringcomm.mpi4py.base.info import INFO_NULL, Info
 from ringcomm.mpi4py.base.unsupported import Unsupported
-from ringcomm.mpi4py.calls.nonblocking import NonblockingCollectives
+from ringcomm.mpi4py.calls.collectives import Collectives
 from ringcomm.mpi4py.calls.objects import Objects
 from ringcomm.mpi4py.calls.p2p import LARGEST_TAG
 from ringcomm.mpi4py.calls.p2p_objects import ObjectsPointToPoint
@@ -37,7 +37,7 @@ PREDEFINED = {  # attributes of all communicators
 }
 
 
-class Comm(Attributes, ObjectsPointToPoint, Probes, Buffered, NonblockingCollectives, Objects, Handle):
+class Comm(Attributes, ObjectsPointToPoint, Probes, Buffered, Collectives, Objects, Handle):
     """A communicator."""
 
     _object: Context = cast(Context, NULL)
