@@ -95,10 +95,10 @@ PyObject* received(MessageWork& work) {
 struct MemoryTransfer {
     explicit MemoryTransfer(int kind) : transfer(transfer_of(kind)) {}
 
-    // (data, peer, tag, synchronous=False) of a send, (data, peer, tag, taken) of a receive.
+    // (data, peer, tag, synchronous=False) of a send, (data, peer, tag, taken=0) of a receive.
     bool read(const Messages& messages, PyObject* const* values, Py_ssize_t number) {
         const bool receives = transfer.kind == RC_RECV_MESSAGE;
-        if (!expect(receives ? 4 : 3, 4, number) || !memory.read(messages, values[0], receives)) return false;
+        if (!expect(3, 4, number) || !memory.read(messages, values[0], receives)) return false;
         if (!read_rank(values[1], transfer.peer) || !read_number(values[2], transfer.tag)) return false;
         set_bytes(transfer, memory.data(), memory.bytes());
         int64_t last = 0;
