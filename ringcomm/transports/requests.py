@@ -1,10 +1,13 @@
 """Operations that requests name: the core starts the transfers of plain arrays, and waits for several at once."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from ringcomm.callbacks import when_done
-from ringcomm.native import extension, ffi, lib
+from ringcomm.errors import RingcommError
+from ringcomm.native import check, extension, ffi, lib
+from ringcomm.transports.contract import FastPath
+from ringcomm.transports.core import make_fast_path
 
 __all__ = [
     "RECEIVE",
@@ -14,6 +17,7 @@ __all__ = [
     "PersistentOperation",
     "RequestHandle",
     "RequestMaker",
+    "fast_path_with",
     "find_done",
     "start_all",
     "test_all",
@@ -47,6 +51,18 @@ test_all: Callable[[Any], bool | None] = extension.test_all  # whether all are d
 find_done: Callable[[Any], tuple[list[int], list[int]] | None] = extension.find_done  # the active, and the done
 # How many have started: all, unless one is not plain, or active, then none; or the first ones, before a failure.
 start_all: Callable[[Any], int] = extension.start_all
+
+
+def fast_path_with(fail: Callable[[RingcommError], NoReturn], handle: Any, rank: int, size: int) -> FastPath:
+    """Return another fast path of a communicator, for arrays in host memory: `fail` raises its errors."""
+
+    def check_or_fail(status: int) -> None:
+        try:
+            check(status)
+        except RingcommError as error:
+            fail(error)
+
+    return make_fast_path(handle, rank, size, check_or_fail)
 
 
 def when_ended(call: Any, callback: Callable[[], object]) -> None:

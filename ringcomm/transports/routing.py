@@ -38,7 +38,11 @@ class RoutingTransport:
         self.name, self.rank, self.size, self.timeout = host.name, host.rank, host.size, host.timeout
         self.handle, self.fast_path = host.handle, host.fast_path
         self.fail, self.report, self.path = host.fail, host.report, host.path
-        self.recorded, self.shrink, self.shared_arrays = host.recorded, host.shrink, host.shared_arrays
+        self.recorded, self.shrink, self.shared_arrays = (
+            host.recorded,
+            host.shrink,
+            host.shared_arrays,
+        )
         self._host = host
         self.fused: Mapping[str, Fused] = {name: self._fused(name) for name in COLLECTIVES}
         self._group: CudaGroup | None = None

@@ -110,7 +110,7 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 def handled(call: Call) -> Call:
     """Make the error handler of a communicator handle the errors of a method.
 
-    Plain calls, which take less than a microsecond, do the same in a `try` of their own.
+    Plain calls, which take less than a microsecond, do without: what fails in their fast path is handled there.
     """
     call = integral(call)
 
