@@ -22,13 +22,11 @@ __all__ = [
     "NativeFastPath",
     "StartedCall",
     "check",
+    "extension",
     "failure_observers",
     "ffi",
     "has_large_array",
     "lib",
-    "native_messages",
-    "native_requests",
-    "numpy_memory",
     "open_objects",
     "pack_objects",
     "seconds",
@@ -55,26 +53,13 @@ class _Missing:
 
 
 _interrupt = _Interrupt()
+extension: Any  # bindings/python/: what Python calls without cffi
 failure_observers: list[Callable[[RingcommError], None]] = []  # called with every error, before it is raised
-NativeFastPath: Any
-StartedCall: Any  # bindings/python/started_call.cpp
-GpuMessage: Any  # bindings/python/gpu_message.cpp
-native_messages: Any  # bindings/python/messages.cpp
-native_requests: Any  # bindings/python/requests.cpp
-numpy_memory: Any  # bindings/python/shared_arrays.cpp
-# pack_objects(objects, codec) returns records (bindings/python/object_records.h), the pickled objects, and the error or
-# None; open_objects(records, codec or None) the objects, None without a codec, and None; or, if some have no data, the
-# pickled objects that have, None for the others, and the sizes.
-has_large_array: Any  # whether an object, or one in its lists, tuples and dicts, is an array of LARGE bytes or more
-RECORD: Any  # bytes
-LARGE: Any
-pack_objects: Any
-open_objects: Any
 
 
-def _module(name: str, path: str) -> Any:
-    """Load one of the modules in the same library, beside that of cffi."""
-    spec: Any = util.spec_from_file_location(f"ringcomm.{name}", path)
+def _load_extension(path: str) -> Any:
+    """Load the other module in the library of that of cffi."""
+    spec: Any = util.spec_from_file_location("ringcomm._fast_path", path)
     module = util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -84,21 +69,11 @@ try:
     from ringcomm._native import __file__ as _library
     from ringcomm._native import ffi, lib
 except ImportError as reason:
-    ffi = lib = NativeFastPath = native_messages = numpy_memory = _Missing(reason)
-    has_large_array = pack_objects = open_objects = RECORD = LARGE = ffi
-    GpuMessage = StartedCall = object  # which have subclasses
-    requests_bases = ("RequestHandle", "PendingOperation", "PersistentOperation")
-    native_requests = _Missing(reason, **{name: type(name, (), {}) for name in requests_bases})
+    bases = ("StartedCall", "GpuMessage", "RequestHandle", "PendingOperation", "PersistentOperation")
+    ffi = lib = extension = _Missing(reason, **{name: type(name, (), {}) for name in bases})
     FOLDER = Path(__file__).parent
 else:
-    _fast_path = _module("_fast_path", _library)
-    NativeFastPath, StartedCall, GpuMessage = _fast_path.FastPath, _fast_path.StartedCall, _fast_path.GpuMessage
-    has_large_array = _fast_path.has_large_array
-    pack_objects, open_objects = _fast_path.pack_objects, _fast_path.open_objects
-    RECORD, LARGE = _fast_path.RECORD, _fast_path.LARGE
-    native_messages = _module("_messages", _library)
-    native_requests = _module("_requests", _library)
-    numpy_memory = _module("_shared_arrays", _library)
+    extension = _load_extension(_library)
     FOLDER = Path(_library).parent  # with the sources of the kernels
 
     def _keep(kind: type[BaseException], error: BaseException, traceback: TracebackType) -> None:  # noqa: ARG001
@@ -119,6 +94,15 @@ else:
     os.register_at_fork(after_in_child=lib.rc_after_fork)
 
 NULL = ffi.NULL
+NativeFastPath: Any = extension.FastPath
+StartedCall: Any = extension.StartedCall
+GpuMessage: Any = extension.GpuMessage
+# pack_objects(objects, codec) returns records (bindings/python/object_records.h), the pickled objects, and the error or
+# None; open_objects(records, codec or None) the objects, None without a codec, and None; or, if some have no data, the
+# pickled objects that have, None for the others, and the sizes.
+pack_objects, open_objects, RECORD = extension.pack_objects, extension.open_objects, extension.RECORD  # RECORD: bytes
+# Whether an object, or one in its lists, tuples and dicts, is an array of LARGE bytes or more.
+has_large_array, LARGE = extension.has_large_array, extension.LARGE
 
 
 _ERRORS: dict[int, type[RingcommError]] = {

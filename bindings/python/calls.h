@@ -36,10 +36,13 @@ template <auto function>
 PyMethodDef method_of_one(const char* name) {
     return {name, entry<function, PyObject*, PyObject*>, METH_O, nullptr};
 }
-// For Py_tp_new.
-template <auto function>
-void* constructor() {
-    return reinterpret_cast<void*>(entry<function, PyTypeObject*, PyObject*, PyObject*>);
+template <class Function>
+PyType_Slot slot(int which, Function* function) {
+    return {which, reinterpret_cast<void*>(function)};
+}
+template <auto create>
+PyType_Slot constructor() {
+    return slot(Py_tp_new, entry<create, PyTypeObject*, PyObject*, PyObject*>);
 }
 
 // Sets the exception of a status that is not RC_OK, by the Python function `check`. Must follow the call.

@@ -3,7 +3,8 @@
 #include <Python.h>
 
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
-#define PY_ARRAY_UNIQUE_SYMBOL ringcomm_fast_path_numpy  // one table for all files of the fast path
+#define NPY_TARGET_VERSION NPY_1_22_API_VERSION
+#define PY_ARRAY_UNIQUE_SYMBOL ringcomm_numpy  // one table for all files of the module
 #include <numpy/arrayobject.h>
 
 #include <cstdint>

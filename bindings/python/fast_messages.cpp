@@ -47,7 +47,19 @@ PyObject* message(FastPath& fast_path, const Array& x, rc_transfer& transfer, Py
     return from;
 }
 
-PyObject* exchange(FastPath& fast_path, const Array& x, rc_transfer& sent, const Array& out, rc_transfer& received) {
+template <class Result>
+PyObject* exchange(const FastPath& fast_path, const Array& x, rc_transfer& sent, const Array& out,
+                   rc_transfer& received, Result result) {
+    x.fill(sent);
+    out.fill(received);
+    return run_for(fast_path, std::max(x.bytes(), out.bytes()), result,
+                   [&](rc_message& message) { return rc_exchange(fast_path.comm, &sent, &received, &message); });
+}
+
+PyObject* exchange_on_gpu(FastPath& fast_path, const Array& x, rc_transfer& sent, const Array& out,
+                          rc_transfer& received) {
+    x.fill(sent);
+    out.fill(received);
     PyObject* const first = read_stream(fast_path, out, received);
     PyObject* const second = first ? read_stream(fast_path, x, sent) : nullptr;
     PyObject* result = nullptr;
@@ -146,12 +158,8 @@ PyObject* sendrecv(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     received.tag = sent.tag;
     Array x, out;
     if (!fast_path.read_message(array, x, false) || !fast_path.read_message(target, out, true)) return not_plain();
-    x.fill(sent);
-    out.fill(received);
-    if (x.on_gpu && out.on_gpu) return exchange(fast_path, x, sent, out, received);
-    if (x.on_gpu || out.on_gpu) return not_plain();
-    return run_for(fast_path, std::max(x.bytes(), out.bytes()), source_of,
-                   [&](rc_message& message) { return rc_exchange(fast_path.comm, &sent, &received, &message); });
+    if (x.on_gpu && out.on_gpu) return exchange_on_gpu(fast_path, x, sent, out, received);
+    return x.on_gpu || out.on_gpu ? not_plain() : exchange(fast_path, x, sent, out, received, source_of);
 }
 
 // Between arrays in host memory, of any dtypes, each with a tag of its own.
@@ -166,10 +174,7 @@ PyObject* sendrecv_message(PyObject* self, PyObject* const* values, Py_ssize_t n
     }
     Array x, out;
     if (!fast_path.arrays.read(array, x, false) || !fast_path.arrays.read(target, out, true)) return not_plain();
-    x.fill(sent);
-    out.fill(received);
-    return run_for(fast_path, std::max(x.bytes(), out.bytes()), fields_of,
-                   [&](rc_message& message) { return rc_exchange(fast_path.comm, &sent, &received, &message); });
+    return exchange(fast_path, x, sent, out, received, fields_of);
 }
 
 }  // namespace ringcomm

@@ -1,6 +1,5 @@
 // The collectives and messages of Python objects: pickling, a call of the core, and unpickling in one.
 #define NO_IMPORT_ARRAY  // fast_path.cpp does
-#include "core/collectives.h"
 #include "fast_path.h"
 #include "object_records.h"
 

@@ -1,15 +1,15 @@
 // The fast path: plain calls on contiguous NumPy arrays and PyTorch tensors in host memory, and on arrays of CuPy and
 // PyTorch on the GPU of a connected group, from Python's C API straight into the core.
 //
-// A second module in the library of ringcomm._native, because it must share the core's state. Each method takes the
-// arguments of the communicator's method of that name; with async_op it returns a StartedCall. For any other call it
-// returns NotImplemented, without side effects, and ringcomm/communicator.py makes the call or raises the error.
+// Each method takes the arguments of the communicator's method of that name; with async_op it returns a StartedCall.
+// For any other call it returns NotImplemented, without side effects, and ringcomm/communicator.py makes the call or
+// raises the error.
 #include "fast_path.h"
 
 #include <algorithm>
 
-#include "core/collectives.h"
 #include "object_records.h"
+#include "requests.h"
 
 using namespace ringcomm;
 
@@ -129,9 +129,12 @@ PyObject* ringcomm::collective<RC_BARRIER>(PyObject* self, PyObject* const* valu
     });
 }
 
-#define FOR_REQUESTS(name, code, as_bytes) \
-    template PyObject* ringcomm::collective<code, as_bytes>(PyObject*, PyObject* const*, Py_ssize_t);
-COLLECTIVES_OF_REQUESTS(FOR_REQUESTS)
+#define MOVES(name, NAME)                                                                                      \
+    template PyObject* ringcomm::collective<RC_##NAME, moves_as_bytes(RC_##NAME)>(PyObject*, PyObject* const*, \
+                                                                                  Py_ssize_t);
+#define COLLECTIVE_ROW PUBLIC_ROW
+#include "ringcomm/types.def"
+#undef MOVES
 
 namespace {
 
@@ -224,10 +227,7 @@ void destroy(PyObject* self) {
 
 PyMethodDef methods[] = {
 #define MOVES(name, NAME) method<collective<RC_##NAME>>(#name),
-#define REDUCES MOVES
-#define AS_ALL_GATHER(name, NAME)
-#define AS_BARRIER AS_ALL_GATHER
-#define COLLECTIVE_ROW(name, NAME, given, given_by, got, got_by, kind) kind(name, NAME)
+#define COLLECTIVE_ROW PUBLIC_ROW
 #include "ringcomm/types.def"
 #define BYTES_AND_OBJECTS(name, NAME) \
     method<collective<RC_##NAME, true>>(#name "_bytes"), method<object_collective<RC_##NAME>>(#name "_object")
@@ -253,29 +253,32 @@ PyMethodDef methods[] = {
 };
 
 PyType_Slot slots[] = {
-    {Py_tp_new, constructor<create>()},
-    {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
+    constructor<create>(),
+    slot(Py_tp_dealloc, destroy),
     {Py_tp_methods, methods},
     {},
 };
 PyType_Spec spec{"ringcomm._fast_path.FastPath", sizeof(FastPath), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
                  slots};
 
+// The module of what Python calls without cffi, in the library of ringcomm._native, because it must share the core's
+// state.
 int fill(PyObject* module) {
-    if (PyArray_ImportNumPyAPI() < 0 || !names.intern() || add_gpu_message_type(module) < 0) return -1;
-    PyTypeObject* const call_type = started_call_type();
-    if (!call_type || PyModule_AddType(module, call_type) < 0 || add_type(module, spec) < 0) return -1;
-    return PyModule_AddIntConstant(module, "RECORD", sizeof(ObjectRecord)) < 0
-               ? -1
-               : PyModule_AddIntConstant(module, "LARGE", LARGE_BYTES);
+    if (PyArray_ImportNumPyAPI() < 0 || !names.intern()) return -1;
+    for (const auto add : {add_started_call_type, add_gpu_message_type, add_message_types, add_request_types}) {
+        if (add(module) < 0) return -1;
+    }
+    if (!add_type(module, spec) || PyModule_AddIntConstant(module, "RECORD", sizeof(ObjectRecord)) < 0) return -1;
+    return PyModule_AddIntConstant(module, "LARGE", LARGE_BYTES);
 }
 
 PyModuleDef_Slot module_slots[] = {{Py_mod_exec, reinterpret_cast<void*>(fill)}, {}};
 PyMethodDef functions[] = {
-    method<pack_objects>("pack_objects"),
-    method<open_objects>("open_objects"),
-    method<has_large_array>("has_large_array"),
-    {},
+    method<pack_objects>("pack_objects"),       method<open_objects>("open_objects"),
+    method<has_large_array>("has_large_array"), method_of_one<wait_all>("wait_all"),
+    method_of_one<test_all>("test_all"),        method_of_one<find_done>("find_done"),
+    method_of_one<start_all>("start_all"),      method<make_handler>("make_handler"),
+    method_of_one<set_handler>("set_handler"),  {},
 };
 PyModuleDef definition{PyModuleDef_HEAD_INIT, "_fast_path", nullptr, 0,      functions,
                        module_slots,          nullptr,      nullptr, nullptr};

@@ -2,6 +2,7 @@
 // not plain.
 #pragma once
 #include "calls.h"
+#include "core/collectives.h"
 #include "fast_arrays.h"
 #include "gpu_arrays.h"
 #include "gpu_message.h"
@@ -100,7 +101,7 @@ public:
         if (next_ >= end_) return false;
         async_op = end_[-1];
         return PyBool_Check(async_op) ||
-               (PyObject_TypeCheck(async_op, started_call_type()) && !reinterpret_cast<StartedCall*>(async_op)->owner);
+               (PyObject_TypeCheck(async_op, started_call_type) && !reinterpret_cast<StartedCall*>(async_op)->owner);
     }
 
 private:
@@ -145,16 +146,14 @@ PyObject* collective(PyObject* self, PyObject* const* values, Py_ssize_t number)
 template <>
 PyObject* collective<RC_BARRIER>(PyObject* self, PyObject* const* values, Py_ssize_t number);
 
-// Those that requests.cpp starts: name of the method, code, as_bytes.
-#define COLLECTIVES_OF_REQUESTS(ROW)           \
-    ROW(barrier, RC_BARRIER, false)            \
-    ROW(broadcast_bytes, RC_BROADCAST, true)   \
-    ROW(gather_bytes, RC_GATHER, true)         \
-    ROW(scatter_bytes, RC_SCATTER, true)       \
-    ROW(all_gather_bytes, RC_ALL_GATHER, true) \
-    ROW(all_to_all_bytes, RC_ALL_TO_ALL, true) \
-    ROW(reduce, RC_REDUCE, false)              \
-    ROW(all_reduce, RC_ALL_REDUCE, false)
+// Whether requests.cpp starts it `as_bytes`: so those of MPI move data.
+constexpr bool moves_as_bytes(int code) { return !collectives[code].reduces && code != RC_BARRIER; }
+
+// For the public rows of types.def: MOVES(name, NAME) of each.
+#define REDUCES(name, NAME) MOVES(name, NAME)
+#define AS_ALL_GATHER(name, NAME)
+#define AS_BARRIER(name, NAME)
+#define PUBLIC_ROW(name, NAME, given, given_by, got, got_by, kind) kind(name, NAME)
 
 // fast_messages.cpp
 PyObject* send(PyObject* self, PyObject* const* values, Py_ssize_t number);
@@ -171,5 +170,9 @@ PyObject* open_objects(PyObject*, PyObject* const* values, Py_ssize_t number);
 PyObject* has_large_array(PyObject*, PyObject* const* values, Py_ssize_t number);
 PyObject* send_object(PyObject* self, PyObject* const* values, Py_ssize_t number);
 PyObject* recv_object(PyObject* self, PyObject* const* values, Py_ssize_t number);
+
+// shared_arrays.cpp
+PyObject* make_handler(PyObject*, PyObject* const* values, Py_ssize_t number);
+PyObject* set_handler(PyObject*, PyObject* handler);
 
 }  // namespace ringcomm

@@ -125,18 +125,14 @@ PyGetSetDef attributes[] = {
     {},
 };
 PyType_Slot slots[] = {
-    {Py_tp_new, reinterpret_cast<void*>(create)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
-    {Py_tp_methods, methods},
-    {Py_tp_getset, attributes},
-    {},
+    slot(Py_tp_new, create), slot(Py_tp_dealloc, destroy), {Py_tp_methods, methods}, {Py_tp_getset, attributes}, {},
 };
 PyType_Spec spec{"ringcomm._fast_path.GpuMessage", sizeof(GpuMessage), 0,
                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_IMMUTABLETYPE, slots};
 
 }  // namespace
 
-int add_gpu_message_type(PyObject* module) { return add_type(module, spec); }
+int add_gpu_message_type(PyObject* module) { return add_type(module, spec) ? 0 : -1; }
 
 PyObject* make_gpu_message(PyTypeObject* type, const MessageOwner& owner, const rc_transfer& call, PyObject* stream) {
     auto* const message = allocate<GpuMessage>(type);

@@ -1,12 +1,7 @@
-// The messages of Communicator.messages: from Python's buffer protocol straight into the core.
-//
-// Another module in the library of ringcomm._native, because it must share the core's state. MessageArguments are
+// The messages of Communicator.messages: from Python's buffer protocol straight into the core. Their arguments are
 // positional; ringcomm/transports/messages.py documents them.
-#include <Python.h>
-
-#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
-#include <numpy/arrayobject.h>
-
+#define NO_IMPORT_ARRAY  // fast_path.cpp does
+#include "fast_arrays.h"
 #include "started_call.h"
 
 using namespace ringcomm;
@@ -57,42 +52,24 @@ private:
     Py_buffer view_{};
 };
 
-// The positional arguments. Each function takes the next one, and returns false if it has set the exception.
-class MessageArguments {
-public:
-    MessageArguments(PyObject* const* values, Py_ssize_t count, Py_ssize_t expected, Py_ssize_t optional = 0)
-        : next_(values), end_(values + count), complete_(count >= expected && count <= expected + optional) {
-        if (!complete_) PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", expected, count);
-    }
-
-    bool memory(const Messages& messages, Memory& memory, bool writable) {
-        return complete_ && memory.read(messages, *next_++, writable);
-    }
-    bool rank(int& rank) {
-        int64_t value;
-        if (!number(value)) return false;
-        rank = int(value);
-        if (rank == value) return true;
-        PyErr_Format(PyExc_OverflowError, "expected a rank, got %lld", static_cast<long long>(value));
-        return false;
-    }
-    bool number(int64_t& value) {
-        if (!complete_) return false;
-        value = PyLong_AsLongLong(*next_++);
-        return value != -1 || !PyErr_Occurred();
-    }
-    // False by default.
-    bool flag(bool& flag) {
-        const int value = !complete_ ? -1 : next_ == end_ ? 0 : PyObject_IsTrue(*next_++);
-        flag = value == 1;
-        return value >= 0;
-    }
-
-private:
-    PyObject* const* next_;
-    PyObject* const* const end_;
-    const bool complete_;
-};
+// Arguments. False: the exception is set.
+bool expect(Py_ssize_t least, Py_ssize_t most, Py_ssize_t number) {
+    if (number < least || number > most)
+        PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", least, number);
+    return number >= least && number <= most;
+}
+bool read_number(PyObject* given, int64_t& value) {
+    value = PyLong_AsLongLong(given);
+    return value != -1 || !PyErr_Occurred();
+}
+bool read_rank(PyObject* given, int& rank) {
+    int64_t value;
+    if (!read_number(given, value)) return false;
+    rank = int(value);
+    if (rank == value) return true;
+    PyErr_Format(PyExc_OverflowError, "expected a rank, got %lld", static_cast<long long>(value));
+    return false;
+}
 
 PyObject* make_envelope(const Messages& messages, const rc_message& message) {
     // The constructor of tuple, not that of the subclass, which is written in Python.
@@ -118,18 +95,16 @@ PyObject* received(MessageWork& work) {
 struct MemoryTransfer {
     explicit MemoryTransfer(int kind) : transfer(transfer_of(kind)) {}
 
-    // (data, peer, tag, synchronous=False) of a send, (data, peer, tag, taken) of a receive.
+    // (data, peer, tag, synchronous=False) of a send, (data, peer, tag, taken=0) of a receive.
     bool read(const Messages& messages, PyObject* const* values, Py_ssize_t number) {
         const bool receives = transfer.kind == RC_RECV_MESSAGE;
-        MessageArguments arguments(values, number, receives ? 4 : 3, receives ? 0 : 1);
-        if (!arguments.memory(messages, memory, receives)) return false;
-        if (!arguments.rank(transfer.peer) || !arguments.number(transfer.tag)) return false;
+        if (!expect(3, 4, number) || !memory.read(messages, values[0], receives)) return false;
+        if (!read_rank(values[1], transfer.peer) || !read_number(values[2], transfer.tag)) return false;
         set_bytes(transfer, memory.data(), memory.bytes());
-        int64_t taken = 0;
-        bool synchronous = false;
-        if (!(receives ? arguments.number(taken) : arguments.flag(synchronous))) return false;
-        transfer.taken = uint64_t(taken);
-        if (synchronous) transfer.kind = RC_SEND_SYNCHRONOUS;
+        int64_t last = 0;
+        if (number == 4 && !read_number(values[3], last)) return false;
+        if (receives) transfer.taken = uint64_t(last);
+        if (last && !receives) transfer.kind = RC_SEND_SYNCHRONOUS;
         return true;
     }
 
@@ -167,10 +142,9 @@ PyObject* start(PyObject* self, PyObject* const* values, Py_ssize_t number) {
 
 PyObject* recv_bytes(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     Messages& messages = messages_of(self);
-    MessageArguments arguments(values, number, 2);
     int peer;
     int64_t tag;
-    if (!arguments.rank(peer) || !arguments.number(tag)) return nullptr;
+    if (!expect(2, 2, number) || !read_rank(values[0], peer) || !read_number(values[1], tag)) return nullptr;
     rc_message message;
     PyObject* const bytes = receive_bytes(messages.comm, messages.check, peer, tag, message);
     PyObject* const envelope = bytes ? make_envelope(messages, message) : nullptr;
@@ -181,14 +155,11 @@ PyObject* recv_bytes(PyObject* self, PyObject* const* values, Py_ssize_t number)
 
 PyObject* probe(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     Messages& messages = messages_of(self);
-    MessageArguments arguments(values, number, 4);
     rc_transfer probe = transfer_of(RC_PROBE);
-    bool waits, takes;
-    if (!arguments.rank(probe.peer) || !arguments.number(probe.tag) || !arguments.flag(waits) ||
-        !arguments.flag(takes)) {
+    if (!expect(4, 4, number) || !read_rank(values[0], probe.peer) || !read_number(values[1], probe.tag))
         return nullptr;
-    }
-    if (takes) probe.kind = RC_TAKE;
+    const bool waits = values[2] == Py_True;
+    if (values[3] == Py_True) probe.kind = RC_TAKE;
     int found = 1;
     rc_message message;
     const int status = without_gil([&] {
@@ -233,34 +204,27 @@ PyMethodDef methods[] = {
     {},
 };
 PyType_Slot slots[] = {
-    {Py_tp_new, constructor<create>()},
-    {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
+    constructor<create>(),
+    slot(Py_tp_dealloc, destroy),
     {Py_tp_methods, methods},
     {},
 };
-PyType_Spec spec{"ringcomm._messages.Messages", sizeof(Messages), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+PyType_Spec spec{"ringcomm._fast_path.Messages", sizeof(Messages), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
                  slots};
 
 // --- MessageWork -----------------------------------------------------------------------------------------------------
 
 PyMethodDef work_methods[] = {{"cancel", cancel_call, METH_NOARGS, nullptr}, {}};
 PyType_Slot work_slots[] = {
-    {Py_tp_dealloc, reinterpret_cast<void*>(drop_started_call)},
+    slot(Py_tp_dealloc, Collected<StartedCall>::drop),
     {Py_tp_methods, work_methods},
     {},
 };
-PyType_Spec work_spec{"ringcomm._messages.MessageWork", sizeof(MessageWork), 0,
+PyType_Spec work_spec{"ringcomm._fast_path.MessageWork", sizeof(MessageWork), 0,
                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION, work_slots};
-
-int fill(PyObject* module) {
-    if (PyArray_ImportNumPyAPI() < 0 || !started_call_type()) return -1;
-    return add_type(module, spec) < 0 ? -1 : add_type(module, work_spec, started_call_type());
-}
-
-PyModuleDef_Slot module_slots[] = {{Py_mod_exec, reinterpret_cast<void*>(fill)}, {}};
-PyModuleDef definition{PyModuleDef_HEAD_INIT, "_messages", nullptr, 0,      nullptr,
-                       module_slots,          nullptr,     nullptr, nullptr};
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit__messages(void) { return PyModuleDef_Init(&definition); }
+int ringcomm::add_message_types(PyObject* module) {
+    return add_type(module, spec) && add_type(module, work_spec, started_call_type) ? 0 : -1;
+}

@@ -1,5 +1,4 @@
-// The types of requests, and their module: another one in the library of ringcomm._native, because it must share the
-// core's state.
+// The types of requests.
 #define NO_IMPORT_ARRAY  // fast_path.cpp does
 #include "requests.h"
 
@@ -91,7 +90,7 @@ PyObject* start(PyObject* self, PyObject* const* values, Py_ssize_t number) {
 }
 
 // (context, …): the arguments of the method of the fast path but async_op. Returns a request.
-template <int code, bool as_bytes>
+template <int code>
 PyObject* start_collective(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     constexpr Py_ssize_t MOST = 6;
     if (number < 1 || number > MOST) return not_plain();
@@ -100,7 +99,7 @@ PyObject* start_collective(PyObject* self, PyObject* const* values, Py_ssize_t n
     if (!operation) return nullptr;
     PyObject* given[MOST];
     *std::copy(values + 1, values + number, given) = &operation->call.object;
-    PyObject* const started = collective<code, as_bytes>(&maker.fast_path->object, given, number);
+    PyObject* const started = collective<code, moves_as_bytes(code)>(&maker.fast_path->object, given, number);
     Py_DECREF(&operation->call.object);
     return started == &operation->call.object ? make_request(maker, started) : started;
 }
@@ -136,69 +135,31 @@ PyMethodDef methods[] = {
     method<start<RC_SEND>>("isend"),
     method<start<RC_SEND_SYNCHRONOUS>>("issend"),
     method<start<RC_RECV_MESSAGE>>("irecv"),
-#define STARTS(name, code, as_bytes) method<start_collective<code, as_bytes>>(#name),
-    COLLECTIVES_OF_REQUESTS(STARTS){},
+#define MOVES(name, NAME) method<start_collective<RC_##NAME>>(#name),
+#define COLLECTIVE_ROW PUBLIC_ROW
+#include "ringcomm/types.def"
+    {},
 };
 PyType_Slot slots[] = {
-    {Py_tp_new, constructor<create>()},
-    {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
+    constructor<create>(),
+    slot(Py_tp_dealloc, destroy),
     {Py_tp_methods, methods},
     {},
 };
-PyType_Spec spec{"ringcomm._requests.RequestMaker", sizeof(RequestMaker), 0,
+PyType_Spec spec{"ringcomm._fast_path.RequestMaker", sizeof(RequestMaker), 0,
                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, slots};
 
 // --- RequestHandle ---------------------------------------------------------------------------------------------------
 
-int traverse_request(PyObject* self, visitproc visit, void* arg) {
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(reinterpret_cast<RequestHandle*>(self)->named);
-    return 0;
-}
-
-int clear_request(PyObject* self) {
-    Py_CLEAR(reinterpret_cast<RequestHandle*>(self)->named);
-    return 0;
-}
-
-void drop_request(PyObject* self) {
-    PyObject_GC_UnTrack(self);
-    clear_request(self);
-    release(self);
-}
-
 PyMemberDef request_members[] = {{"_object", T_OBJECT, offsetof(RequestHandle, named), 0, nullptr}, {}};
 PyType_Slot request_slots[] = {
-    {Py_tp_dealloc, reinterpret_cast<void*>(drop_request)},
-    {Py_tp_traverse, reinterpret_cast<void*>(traverse_request)},
-    {Py_tp_clear, reinterpret_cast<void*>(clear_request)},
+    COLLECTED_SLOTS(RequestHandle),
     {Py_tp_members, request_members},
     {},
 };
-PyType_Spec request_spec{"ringcomm._requests.RequestHandle", sizeof(RequestHandle), 0,
-                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-                         request_slots};
+PyType_Spec request_spec{"ringcomm._fast_path.RequestHandle", sizeof(RequestHandle), 0, COLLECTED, request_slots};
 
 // --- PendingOperation ------------------------------------------------------------------------------------------------
-
-int traverse_operation(PyObject* self, visitproc visit, void* arg) {
-    auto& operation = *reinterpret_cast<PendingOperation*>(self);
-    Py_VISIT(operation.context);
-    return operation.call.visit(visit, arg);
-}
-
-int clear_operation(PyObject* self) {
-    auto& operation = *reinterpret_cast<PendingOperation*>(self);
-    operation.call.reset();
-    Py_CLEAR(operation.context);
-    return 0;
-}
-
-void drop_operation(PyObject* self) {
-    PyObject_GC_UnTrack(self);
-    clear_operation(self);
-    release(self);
-}
 
 PyMethodDef operation_methods[] = {{"cancel", cancel_call, METH_NOARGS, nullptr}, {}};
 PyMemberDef operation_members[] = {
@@ -209,15 +170,12 @@ PyMemberDef operation_members[] = {
     {},
 };
 PyType_Slot operation_slots[] = {
-    {Py_tp_dealloc, reinterpret_cast<void*>(drop_operation)},
-    {Py_tp_traverse, reinterpret_cast<void*>(traverse_operation)},
-    {Py_tp_clear, reinterpret_cast<void*>(clear_operation)},
+    COLLECTED_SLOTS(PendingOperation),
     {Py_tp_methods, operation_methods},
     {Py_tp_members, operation_members},
     {},
 };
-PyType_Spec operation_spec{"ringcomm._requests.PendingOperation", sizeof(PendingOperation), 0,
-                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+PyType_Spec operation_spec{"ringcomm._fast_path.PendingOperation", sizeof(PendingOperation), 0, COLLECTED,
                            operation_slots};
 
 // --- PersistentOperation ---------------------------------------------------------------------------------------------
@@ -243,23 +201,6 @@ PyObject* prepare(PyObject* self, PyObject* const* values, Py_ssize_t number) {
     Py_RETURN_NONE;
 }
 
-int traverse_persistent(PyObject* self, visitproc visit, void* arg) {
-    Py_VISIT(reinterpret_cast<PersistentOperation*>(self)->array);
-    return traverse_operation(self, visit, arg);
-}
-
-int clear_persistent(PyObject* self) {
-    clear_operation(self);
-    Py_CLEAR(reinterpret_cast<PersistentOperation*>(self)->array);
-    return 0;
-}
-
-void drop_persistent(PyObject* self) {
-    PyObject_GC_UnTrack(self);
-    clear_persistent(self);
-    release(self);
-}
-
 PyMethodDef persistent_methods[] = {
     method<prepare>("prepare"),
     method_of_none<start_prepared>("start_prepared"),
@@ -267,50 +208,21 @@ PyMethodDef persistent_methods[] = {
 };
 PyMemberDef persistent_members[] = {{"active", T_BOOL, offsetof(PersistentOperation, active), 0, nullptr}, {}};
 PyType_Slot persistent_slots[] = {
-    {Py_tp_dealloc, reinterpret_cast<void*>(drop_persistent)},
-    {Py_tp_traverse, reinterpret_cast<void*>(traverse_persistent)},
-    {Py_tp_clear, reinterpret_cast<void*>(clear_persistent)},
+    COLLECTED_SLOTS(PersistentOperation),
     {Py_tp_methods, persistent_methods},
     {Py_tp_members, persistent_members},
     {},
 };
-PyType_Spec persistent_spec{"ringcomm._requests.PersistentOperation", sizeof(PersistentOperation), 0,
-                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+PyType_Spec persistent_spec{"ringcomm._fast_path.PersistentOperation", sizeof(PersistentOperation), 0, COLLECTED,
                             persistent_slots};
-
-PyMethodDef functions[] = {
-    method_of_one<wait_all>("wait_all"),
-    method_of_one<test_all>("test_all"),
-    method_of_one<find_done>("find_done"),
-    method_of_one<start_all>("start_all"),
-    {},
-};
-
-// Adds a type; returns it, or nullptr.
-PyTypeObject* add(PyObject* module, PyType_Spec& spec, PyTypeObject* base) {
-    PyObject* const type = PyType_FromModuleAndSpec(module, &spec, reinterpret_cast<PyObject*>(base));
-    if (type && PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type)) == 0) {
-        return reinterpret_cast<PyTypeObject*>(type);
-    }
-    Py_XDECREF(type);
-    return nullptr;
-}
-
-int fill(PyObject* module) {
-    if (!started_call_type() || add_type(module, spec) < 0) return -1;
-    request_type = add(module, request_spec, nullptr);
-    if (!request_type) return -1;
-    operation_type = add(module, operation_spec, started_call_type());
-    persistent_type = operation_type ? add(module, persistent_spec, operation_type) : nullptr;
-    return persistent_type ? 0 : -1;
-}
-
-PyModuleDef_Slot module_slots[] = {{Py_mod_exec, reinterpret_cast<void*>(fill)}, {}};
-PyModuleDef definition{PyModuleDef_HEAD_INIT, "_requests", nullptr, 0,      functions,
-                       module_slots,          nullptr,     nullptr, nullptr};
 
 }  // namespace
 
-}  // namespace ringcomm
+int add_request_types(PyObject* module) {
+    request_type = add_type(module, request_spec);
+    operation_type = add_type(module, operation_spec, started_call_type);
+    persistent_type = operation_type ? add_type(module, persistent_spec, operation_type) : nullptr;
+    return request_type && persistent_type && add_type(module, spec) ? 0 : -1;
+}
 
-PyMODINIT_FUNC PyInit__requests(void) { return PyModuleDef_Init(&ringcomm::definition); }
+}  // namespace ringcomm

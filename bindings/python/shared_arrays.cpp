@@ -1,20 +1,13 @@
 // Shared arrays: NumPy allocates in the heap of a rank (NEP 49).
-//
-// A third module in the library of ringcomm._native, because it must share the core's state.
-#include <Python.h>
-
-#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
-#define NPY_TARGET_VERSION NPY_1_22_API_VERSION
-#include <numpy/arrayobject.h>
-
+#define NO_IMPORT_ARRAY  // fast_path.cpp does
 #include <cstring>
 
 #include "abi/handles.h"
-#include "calls.h"
 #include "core/waiting.h"
+#include "fast_path.h"
 #include "shm/comm.h"
 
-using namespace ringcomm;
+namespace ringcomm {
 
 namespace {
 
@@ -154,8 +147,10 @@ private:
     std::atomic<uint64_t> short_until_{0};
 };
 
-// handler(address of an rc_comm, check, available, warn): the capsule of a handler for its heap, which leaves all else
-// to the present handler; or a string: why there is no heap here.
+}  // namespace
+
+// make_handler(address of an rc_comm, check, available, warn): the capsule of a handler for its heap, which leaves all
+// else to the present handler; or a string: why there is no heap here.
 PyObject* make_handler(PyObject*, PyObject* const* values, Py_ssize_t count) {
     if (count != 4) return PyErr_Format(PyExc_TypeError, "expected 4 arguments, got %zd", count);
     auto* const comm = static_cast<rc_comm*>(PyLong_AsVoidPtr(values[0]));
@@ -189,18 +184,4 @@ PyObject* make_handler(PyObject*, PyObject* const* values, Py_ssize_t count) {
 // set_handler(capsule): the handler of this context from now on; returns the one before.
 PyObject* set_handler(PyObject*, PyObject* handler) { return PyDataMem_SetHandler(handler); }
 
-PyMethodDef functions[] = {
-    method<make_handler>("make_handler"),
-    method_of_one<set_handler>("set_handler"),
-    {},
-};
-
-int fill(PyObject*) { return PyArray_ImportNumPyAPI(); }
-
-PyModuleDef_Slot slots[] = {{Py_mod_exec, reinterpret_cast<void*>(fill)}, {}};
-PyModuleDef definition{
-    PyModuleDef_HEAD_INIT, "_shared_arrays", nullptr, 0, functions, slots, nullptr, nullptr, nullptr};
-
-}  // namespace
-
-PyMODINIT_FUNC PyInit__shared_arrays(void) { return PyModuleDef_Init(&definition); }
+}  // namespace ringcomm

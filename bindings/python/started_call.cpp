@@ -114,37 +114,21 @@ PyObject* is_done(PyObject* self, PyObject*) {
 
 PyObject* address(PyObject* self, void*) { return PyLong_FromVoidPtr(call_of(self).pending.work); }
 
-int traverse(PyObject* self, visitproc visit, void* arg) { return call_of(self).visit(visit, arg); }
-
-int clear(PyObject* self) {
-    call_of(self).reset();
-    return 0;
-}
-
 PyMethodDef methods[] = {method<wait>("wait"), {"done", is_done, METH_NOARGS, nullptr}, {}};
 PyGetSetDef attributes[] = {{"address", address, nullptr, nullptr, nullptr}, {}};  // of the rc_work
 PyType_Slot slots[] = {
-    {Py_tp_dealloc, reinterpret_cast<void*>(drop_started_call)},
-    {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
-    {Py_tp_clear, reinterpret_cast<void*>(clear)},
+    COLLECTED_SLOTS(StartedCall),
     {Py_tp_methods, methods},
     {Py_tp_getset, attributes},
     {},
 };
-PyType_Spec spec{"ringcomm._fast_path.StartedCall", sizeof(StartedCall), 0,
-                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE, slots};
+PyType_Spec spec{"ringcomm._fast_path.StartedCall", sizeof(StartedCall), 0, COLLECTED, slots};
 
 }  // namespace
 
-PyTypeObject* started_call_type() {
-    static auto* const type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
-    return type;
-}
-
-void drop_started_call(PyObject* self) {
-    PyObject_GC_UnTrack(self);
-    call_of(self).reset();
-    release(self);
+int add_started_call_type(PyObject* module) {
+    started_call_type = add_type(module, spec);
+    return started_call_type ? 0 : -1;
 }
 
 PyObject* cancel_call(PyObject* self, PyObject*) {
@@ -155,11 +139,11 @@ PyObject* cancel_call(PyObject* self, PyObject*) {
     return status == RC_OK ? PyBool_FromLong(cancelled) : raise(call.owner->check, status);
 }
 
-int add_type(PyObject* module, PyType_Spec& spec, PyTypeObject* base) {
+PyTypeObject* add_type(PyObject* module, PyType_Spec& spec, PyTypeObject* base) {
     PyObject* const type = PyType_FromModuleAndSpec(module, &spec, reinterpret_cast<PyObject*>(base));
-    const int added = type ? PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type)) : -1;
-    Py_XDECREF(type);
-    return added;
+    const bool added = type && PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type)) == 0;
+    Py_XDECREF(type);  // the module keeps it
+    return added ? reinterpret_cast<PyTypeObject*>(type) : nullptr;
 }
 
 }  // namespace ringcomm

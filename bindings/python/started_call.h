@@ -110,12 +110,34 @@ inline PyObject* fields_of(const rc_message& message) {
                          static_cast<unsigned long long>(message.bytes));
 }
 
-// The type, made at its first use, a borrowed reference; nullptr: the exception is set.
-PyTypeObject* started_call_type();
-void drop_started_call(PyObject* self);  // Py_tp_dealloc, also of a subclass without further members
+// The type of StartedCall, which add_started_call_type() makes.
+inline PyTypeObject* started_call_type;
+int add_started_call_type(PyObject* module);
+int add_message_types(PyObject* module);  // messages.cpp
 // The method cancel() of calls that are messages: whether it has withdrawn a receive that no message has matched.
 PyObject* cancel_call(PyObject* self, PyObject*);
-// Adds the type of an object of the module, of a subclass of `base` unless that is nullptr. Returns -1 on failure.
-int add_type(PyObject* module, PyType_Spec& spec, PyTypeObject* base = nullptr);
+// The slots of an object that takes part in garbage collection, by its methods visit() and reset().
+template <class Object>
+struct Collected {
+    static Object& of(PyObject* self) { return *reinterpret_cast<Object*>(self); }
+    static int traverse(PyObject* self, visitproc visitor, void* arg) { return of(self).visit(visitor, arg); }
+    static int clear(PyObject* self) {
+        of(self).reset();
+        return 0;
+    }
+    static void drop(PyObject* self) {
+        PyObject_GC_UnTrack(self);
+        of(self).reset();
+        release(self);
+    }
+};
+#define COLLECTED_SLOTS(Object)                                                                      \
+    slot(Py_tp_dealloc, Collected<Object>::drop), slot(Py_tp_traverse, Collected<Object>::traverse), \
+        slot(Py_tp_clear, Collected<Object>::clear)
+constexpr unsigned COLLECTED = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE;
+
+// Adds a type to the module, as a subclass of `base` unless that is nullptr. Returns it, a borrowed reference; nullptr:
+// the exception is set.
+PyTypeObject* add_type(PyObject* module, PyType_Spec& spec, PyTypeObject* base = nullptr);
 
 }  // namespace ringcomm

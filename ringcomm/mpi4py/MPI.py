@@ -1,6 +1,7 @@
 """The module MPI of mpi4py."""  # noqa: N999
 
 from ringcomm.mpi4py.base.constants import *  # noqa: F403
+from ringcomm.mpi4py.base.errhandlers import *  # noqa: F403
 from ringcomm.mpi4py.base.errors import *  # noqa: F403
 from ringcomm.mpi4py.base.info import *  # noqa: F403
 from ringcomm.mpi4py.base.unsupported import *  # noqa: F403

@@ -32,17 +32,17 @@ class Rc:
         irecv_bufsz: The longest pickled object that irecv takes, in bytes, unless it is given memory. Default: 32768.
     """
 
-    initialize: bool
-    threads: bool
-    thread_level: str
-    finalize: bool | None
-    errors: str
-    fast_reduce: bool
-    recv_mprobe: bool
-    irecv_bufsz: int
+    initialize: bool = True
+    threads: bool = True
+    thread_level: str = "multiple"
+    finalize: bool | None = None
+    errors: str = "exception"
+    fast_reduce: bool = True
+    recv_mprobe: bool = True
+    irecv_bufsz: int = 32768
 
     def __init__(self, **options: object) -> None:
-        self(**{**DEFAULTS, **options})
+        self(**options)
 
     def __setattr__(self, name: str, value: object) -> None:
         _check(name)
@@ -59,16 +59,7 @@ class Rc:
         return f"<{__name__}.rc>"
 
 
-DEFAULTS = {
-    "initialize": True,
-    "threads": True,
-    "thread_level": "multiple",
-    "finalize": None,
-    "errors": "exception",
-    "fast_reduce": True,
-    "recv_mprobe": True,
-    "irecv_bufsz": 32768,
-}
+DEFAULTS = {name: getattr(Rc, name) for name in Rc.__annotations__}
 
 
 def _check(name: str) -> None:

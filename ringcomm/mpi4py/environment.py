@@ -17,6 +17,7 @@ from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import CollectiveTimeout, MismatchError, RingcommError, describe_error
 from ringcomm.mpi4py.base import constants, errors
+from ringcomm.mpi4py.base.errhandlers import ERRORS_ABORT, ERRORS_ARE_FATAL
 from ringcomm.mpi4py.base.handles import constant
 from ringcomm.mpi4py.base.info import Info
 from ringcomm.mpi4py.base.options import options
@@ -99,7 +100,7 @@ def Init() -> None:
         context.name = f"MPI_{'COMM_WORLD' if handle is COMM_WORLD else 'COMM_SELF'}"
         context.predefined, context.universe = True, world.size
         if options.errors in ("fatal", "abort", "default"):
-            context.errhandler = errors.ERRORS_ABORT if options.errors == "abort" else errors.ERRORS_ARE_FATAL
+            context.errhandler = ERRORS_ABORT if options.errors == "abort" else ERRORS_ARE_FATAL
         handle._object = context
 
 

@@ -17,6 +17,7 @@ No code outside a transport's own files tests for its class: what differs betwee
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol, cast
 
 from ringcomm.bootstrap.place import Place
@@ -100,9 +101,16 @@ class FastPath(Protocol):
     then does the call, or raises the error.
     """
 
-    # One for each public row of types.def, with its arguments in this order: x and out, op if it reduces, root if it
-    # has one, counts if it takes any, timeout, async_op.
-    def __getattr__(self, collective: str, /) -> Callable[..., Any]: ...
+    # The public rows of types.def.
+    def barrier(self, timeout: Any, async_op: Any, /) -> Any: ...
+    def broadcast(self, x: Any, out: None, root: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def reduce(self, x: Any, out: Any, op: Any, root: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def all_reduce(self, x: Any, out: Any, op: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def gather(self, x: Any, out: Any, root: Any, counts: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def scatter(self, x: Any, out: Any, root: Any, counts: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def all_gather(self, x: Any, out: Any, counts: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def reduce_scatter(self, x: Any, out: Any, op: Any, counts: Any, timeout: Any, async_op: Any, /) -> Any: ...
+    def all_to_all(self, x: Any, out: Any, sent: Any, received: Any, timeout: Any, async_op: Any, /) -> Any: ...
     # Those of ringcomm.objects, which takes what they return.
     def broadcast_object(self, obj: Any, root: Any, codec: Any, timeout: Any, /) -> Any: ...
     def gather_object(self, obj: Any, root: Any, codec: Any, timeout: Any, /) -> Any: ...
@@ -141,12 +149,14 @@ class FastPath(Protocol):
     def connect_messages(self, types: Any, ordinal: int, startable: type, /) -> None: ...
 
 
-class _NoFastPath:
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *_: NotImplemented
+def _not_supported(*_: Any) -> Any:
+    return NotImplemented
 
 
-NO_FAST_PATH = cast(FastPath, _NoFastPath())  # of a transport without one
+# Of a transport without one.
+NO_FAST_PATH = cast(
+    FastPath, SimpleNamespace(**dict.fromkeys((name for name in dir(FastPath) if name[0] != "_"), _not_supported))
+)
 
 
 class Pending(Protocol):

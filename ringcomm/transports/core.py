@@ -9,11 +9,11 @@ from ringcomm.adapters import CODES, TENSORS
 from ringcomm.callbacks import when_done
 from ringcomm.errors import MismatchError, RingcommError, describe_error, raise_first_failure, refuse
 from ringcomm.native import NULL, STATUS, NativeFastPath, check, ffi, lib
-from ringcomm.transports.contract import RECORDED_CALLS, CollectiveCall, Fused, TransferCall
+from ringcomm.transports.contract import RECORDED_CALLS, CollectiveCall, FastPath, Fused, TransferCall
 from ringcomm.types import COLLECTIVES, DTYPES, OPS, PATHS
 from ringcomm.work import StartedWork
 
-__all__ = ["NativeTransport", "NativeWork", "by_rank"]
+__all__ = ["NativeTransport", "NativeWork", "by_rank", "make_fast_path"]
 
 REGROUPING = {"shrink": lib.RC_REGROUPING_SHRINK, "grow": lib.RC_REGROUPING_GROW}
 FACT_BYTES = 2048  # of a fact in `all_gather_facts`: the same on all ranks, and enough for those that use it
@@ -37,9 +37,7 @@ class NativeTransport:
         self.tuning = tuning
         self.name, self.rank, self.size = name, rank, size
         self.timeout: float = tuning.timeout
-        ops = {op: code for op, (code, _) in OPS.items()}
-        address = int(ffi.cast("uintptr_t", handle))
-        self.fast_path = NativeFastPath(address, self.handle, check, TENSORS, CODES, ops, rank, size, StartedWork)
+        self.fast_path = make_fast_path(self.handle, rank, size)
         self.fused: Mapping[str, Fused] = {name: self._fused(name) for name in COLLECTIVES}
         self.left_out: Sequence[int] = ()
 
@@ -162,6 +160,13 @@ class NativeTransport:
                 check(status)
 
         return collective
+
+
+def make_fast_path(handle: Any, rank: int, size: int, check: Callable[[int], None] = check) -> FastPath:
+    """Return the fast path of a communicator; `check` raises the error behind a status."""
+    address, ops = int(ffi.cast("uintptr_t", handle)), {op: code for op, (code, _) in OPS.items()}
+    made: FastPath = NativeFastPath(address, handle, check, TENSORS, CODES, ops, rank, size, StartedWork)
+    return made
 
 
 class NativeWork:

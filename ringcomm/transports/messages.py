@@ -8,7 +8,7 @@ import numpy as np
 
 from ringcomm.adapters import CODES
 from ringcomm.errors import refuse
-from ringcomm.native import check, ffi, lib, native_messages
+from ringcomm.native import check, extension, ffi, lib
 from ringcomm.types import DTYPES
 
 __all__ = ["ANY_SOURCE", "ANY_TAG", "Envelope", "MessageWork", "Messages", "TakenMessage"]
@@ -55,6 +55,8 @@ class Messages:
     Attributes:
         send: `send(data, peer, tag, synchronous=False)`. A synchronous send returns only once a receive has matched it.
         isend: The same started: a MessageWork. Until it is done, do not write `data`.
+        recv: `recv(data, peer, tag)` receives a message into the first bytes of `data`; returns its Envelope.
+        irecv: The same started. Until it is done, do not access `data`.
         recv_bytes: `recv_bytes(peer, tag)` receives a message of any length: its bytes, and its Envelope. Where memory
             is short, the message is lost, and its sender done.
 
@@ -65,25 +67,17 @@ class Messages:
 
     send: Callable[..., None]
     isend: Callable[..., MessageWork]
+    recv: Callable[..., Envelope]
+    irecv: Callable[..., MessageWork]
     recv_bytes: Callable[[int, int], tuple[bytes, Envelope]]
 
     def __init__(self, handle: Any) -> None:
         address = int(ffi.cast("uintptr_t", handle))
-        native = native_messages.Messages(address, handle, check, _refuse, Envelope, native_messages.MessageWork)
+        native = extension.Messages(address, handle, check, _refuse, Envelope, extension.MessageWork)
         # Not methods: these calls take tenths of a microsecond.
         self.send, self.isend, self.recv_bytes = native.send, native.isend, native.recv_bytes
-        self._recv, self._irecv, self._probe = native.recv, native.irecv, native.probe
+        self.recv, self.irecv, self._probe = native.recv, native.irecv, native.probe
         self._handle = handle
-
-    def recv(self, data: Any, peer: int, tag: int) -> Envelope:
-        """Receive a message into the first bytes of `data`."""
-        envelope: Envelope = self._recv(data, peer, tag, 0)
-        return envelope
-
-    def irecv(self, data: Any, peer: int, tag: int) -> MessageWork:
-        """Start `recv`. Until it is done, do not access `data`."""
-        work: MessageWork = self._irecv(data, peer, tag, 0)
-        return work
 
     def probe(self, peer: int, tag: int) -> Envelope:
         """Wait for a message that this receive would match; return what is known of it."""
@@ -118,13 +112,11 @@ class TakenMessage:
 
     def recv(self, data: Any) -> Envelope:
         """Receive the message into the first bytes of `data`."""
-        envelope: Envelope = self._messages._recv(data, self.envelope.source, self.envelope.tag, self._number)
-        return envelope
+        return self._messages.recv(data, self.envelope.source, self.envelope.tag, self._number)
 
     def irecv(self, data: Any) -> MessageWork:
         """Start `recv`. Until it is done, do not access `data`."""
-        work: MessageWork = self._messages._irecv(data, self.envelope.source, self.envelope.tag, self._number)
-        return work
+        return self._messages.irecv(data, self.envelope.source, self.envelope.tag, self._number)
 
 
 def _refuse(data: Any) -> NoReturn:

@@ -10,7 +10,7 @@ A message goes through a slot of the sender's GPU, or in chunks through host mem
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import Any
 
 from ringcomm.adapters import ON_GPUS
@@ -38,6 +38,11 @@ class RoutingTransport:
         self.name, self.rank, self.size, self.timeout = host.name, host.rank, host.size, host.timeout
         self.handle, self.fast_path = host.handle, host.fast_path
         self.fail, self.report, self.path = host.fail, host.report, host.path
+        self.recorded, self.shrink, self.shared_arrays = (
+            host.recorded,
+            host.shrink,
+            host.shared_arrays,
+        )
         self._host = host
         self.fused: Mapping[str, Fused] = {name: self._fused(name) for name in COLLECTIVES}
         self._group: CudaGroup | None = None
@@ -170,9 +175,6 @@ class RoutingTransport:
         self._staged.drain()
         return self._host.allocate(description, size)
 
-    def shared_arrays(self) -> AbstractContextManager[None]:
-        return self._host.shared_arrays()
-
     def allocate_on(self, device: Device, description: str, size: int) -> Any:
         """Return `size` zero bytes of a device, shared if all GPUs can access each other. Raises MemoryShortage on
         every rank if one has too little.
@@ -211,12 +213,6 @@ class RoutingTransport:
     def run_on_all(self, name: str, action: Callable[[], Any], timeout: float = -1.0) -> list[Any]:
         self._staged.drain()
         return self._host.run_on_all(name, action, timeout)
-
-    def recorded(self, call: str) -> AbstractContextManager[None]:
-        return self._host.recorded(call)
-
-    def shrink(self, timeout: float) -> Transport:
-        return self._host.shrink(timeout)
 
     def close(self) -> bool:
         if self._group:

@@ -5,7 +5,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from ringcomm.machine import memory
-from ringcomm.native import check, ffi, numpy_memory
+from ringcomm.native import check, extension, ffi
 
 __all__ = ["SharedArrays"]
 
@@ -25,12 +25,12 @@ class SharedArrays:
 
     def __enter__(self) -> None:
         address = int(ffi.cast("uintptr_t", self._handle))
-        handler = numpy_memory.make_handler(address, check, _available, _warn)
+        handler = extension.make_handler(address, check, _available, _warn)
         entered = object()
         if isinstance(handler, str):
             _warn_once("arrays stay private: %s", handler)
         else:
-            _open.set((*_open.get(), (entered, numpy_memory.set_handler(handler))))
+            _open.set((*_open.get(), (entered, extension.set_handler(handler))))
         self._entered.append(entered)
 
     def __exit__(self, *_: object) -> None:
@@ -44,7 +44,7 @@ class SharedArrays:
         if later:
             later = ((later[0][0], before), *later[1:])
         else:
-            numpy_memory.set_handler(before)
+            extension.set_handler(before)
         _open.set((*blocks[:index], *later))
 
 

@@ -121,7 +121,7 @@ def test_a_rank_that_calls_another_collective_than_finalize_gets_an_error(run_pr
         ("comm.Irecv(x, 1).Wait()", "recv(at most 24 bytes, from 1) with any tag"),
         ("MPI.Request.Waitall([comm.Isend(x, 0), comm.Irecv(x, 1, 3)])", "recv(at most 24 bytes, from 1) with tag 3"),
         ("comm.Probe(1, 3)", "probe(from 1) with tag 3"),
-        ("comm.recv(source=1)", "probe(from 1) with any tag"),
+        ("comm.recv(source=1)", "recv(from 1) with any tag"),
         ("comm.Recv([x, 2, MPI.DOUBLE], tag=3)", "recv(at most 16 bytes, from any) with tag 3"),
     ],
 )
@@ -248,7 +248,7 @@ def test_a_rank_that_waits_in_finalize_says_for_whom(run_program):
         """
     done = run_program(3, text, status=1, RINGCOMM_TIMEOUT="3")
     warned, *ended = [line for line in done.stderr.splitlines() if "Finalize" in line]
-    text = "[0] ringcomm WARNING: Finalize: waiting for rank 1 of 3; rank 1: probe(from 1) with any tag, running for "
+    text = "[0] ringcomm WARNING: Finalize: waiting for rank 1 of 3; rank 1: recv(from 1) with any tag, running for "
     assert warned.startswith(text), warned
     text = r"\[[02]\] ringcomm WARNING: Finalize: timed out: .*: it was not called by rank 1"
     assert len(ended) == 2

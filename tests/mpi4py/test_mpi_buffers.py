@@ -24,9 +24,9 @@ def test_contiguous_elements_are_a_view():
     assert np.shares_memory(buffers.sent(x).data(), x)
     assert np.shares_memory(buffers.received([x, (2, 1), DOUBLE]).target(), x[1:3])
     assert np.shares_memory(buffers.sent([x.reshape(2, 3).T, DOUBLE]).data(), x)
-    assert DOUBLE.Create_contiguous(3).contiguous
-    assert not DOUBLE.Create_vector(2, 1, 2).contiguous
-    assert DOUBLE.Create_vector(2, 2, 2).contiguous
+    assert DOUBLE.Create_contiguous(3)._named.contiguous
+    assert not DOUBLE.Create_vector(2, 1, 2)._named.contiguous
+    assert DOUBLE.Create_vector(2, 2, 2)._named.contiguous
 
 
 def test_shorter_message_stores_what_arrived():
@@ -50,7 +50,7 @@ def test_format_of_a_buffer_finds_its_type(code):
     for spec in (x, [x, 3], (x, None, None), memoryview(x)):
         found = buffers.sent(spec)
         assert found.count == 3
-        assert found.type.size == x.itemsize
+        assert found.layout.size == x.itemsize
         assert found.data().dtype == x.dtype
     assert Datatype.fromcode(np.dtype(code).str[1:]).size == x.itemsize
 
@@ -70,7 +70,7 @@ def test_format_of_a_buffer_finds_its_type(code):
 )
 def test_objects_with_buffers_are_arrays(obj, datatype, count):
     found = buffers.sent(obj)
-    assert (found.type, found.count, found.nbytes) == (datatype, count, count * datatype.size)
+    assert (found.layout, found.count, found.nbytes) == (datatype._named, count, count * datatype.size)
 
 
 def test_specifications_have_the_defaults_of_mpi4py():
@@ -200,7 +200,7 @@ class _Versionless:
 def test_dlpack_memory_is_shared_and_may_be_written():
     x = np.arange(4, dtype="i4")
     received = buffers.received(_Versionless(x))
-    assert (received.type, received.count) == (INT, 4)
+    assert (received.layout, received.count) == (INT._named, 4)
     received.target()[:] = 7
     received.store()
     assert x.tolist() == [7] * 4
@@ -229,7 +229,7 @@ class _OnGpu:
 
 def test_cuda_array_interface_is_read():
     x = np.arange(4, dtype="i4")
-    assert buffers.sent(_OnGpu(x)).type == INT
+    assert buffers.sent(_OnGpu(x)).layout is INT._named
     with pytest.raises(BufferError, match="not contiguous"):
         buffers.sent(_OnGpu(x, strides=(8,)))
     with pytest.raises(BufferError, match="native byte order"):

@@ -9,7 +9,7 @@ from ringcomm.errors import ArgumentError, MismatchError, PeerLost
 from ringcomm.mpi4py.base import errors, info, unsupported
 from ringcomm.mpi4py.base.constants import IDENT, SIMILAR, UNDEFINED, UNEQUAL
 from ringcomm.mpi4py.base.errors import Exception as MPIException
-from ringcomm.mpi4py.calls import op
+from ringcomm.mpi4py.calls import message, op
 from ringcomm.mpi4py.calls.pickling import Pickle
 from ringcomm.mpi4py.datatypes import predefined as types
 from ringcomm.mpi4py.datatypes.datatype import Datatype
@@ -32,7 +32,7 @@ ARRAYS = np.array([[3, 5, 6], [5, 2, 7], [4, 5, 0]])
 @pytest.mark.parametrize("code", ["i1", "u2", "i8"])
 def test_operations_fold_in_rank_order(name, expected, code):
     arrays = list(ARRAYS.astype(code))
-    result = getattr(op, name).fold(arrays, Datatype.fromcode(code))
+    result = getattr(op, name).fold(arrays, Datatype.fromcode(code)._named)
     assert result.dtype == code
     assert result.tolist() == expected
     assert arrays[0].tolist() == [3, 5, 6]
@@ -44,20 +44,21 @@ def test_native_operations_are_those_with_the_same_result():
     assert op.LAND.native_for(np.dtype("i4")) is None
     assert op.SUM.native_for(np.dtype("g")) is None
     assert op.MAX.native_for(np.dtype("F")) is None
-    assert op.MAXLOC.native_for(types.DOUBLE_INT.base) is None
+    assert op.MAXLOC.native_for(types.DOUBLE_INT._named.base) is None
 
 
 def test_maxloc_takes_the_lowest_index_of_equal_values():
-    arrays = [np.array([(value, index)], types.DOUBLE_INT.base) for value, index in ((1, 4), (2, 3), (2, 1), (0, 0))]
-    assert op.MAXLOC.fold(arrays, types.DOUBLE_INT).tolist() == [(2, 1)]
-    assert op.MINLOC.fold(arrays, types.DOUBLE_INT).tolist() == [(0, 0)]
+    pair = types.DOUBLE_INT._named
+    arrays = [np.array([(value, index)], pair.base) for value, index in ((1, 4), (2, 3), (2, 1), (0, 0))]
+    assert op.MAXLOC.fold(arrays, pair).tolist() == [(2, 1)]
+    assert op.MINLOC.fold(arrays, pair).tolist() == [(0, 0)]
     assert op.MAXLOC([2, 3], [2, 1]) == (2, 1)
 
 
 def test_undefined_operations_are_refused():
     for operation, datatype in ((op.BAND, DOUBLE), (op.MAX, types.C_COMPLEX), (op.MAXLOC, INT)):
         with pytest.raises(MPIException, match="MPI_ERR_OP"):
-            operation.fold([np.zeros(1, datatype.base)] * 2, datatype)
+            operation.fold([np.zeros(1, datatype._named.base)] * 2, datatype._named)
 
 
 def test_user_function_is_called_as_mpi_calls_it():
@@ -73,7 +74,7 @@ def test_user_function_is_called_as_mpi_calls_it():
 
     operation = op.Op.Create(minus)
     arrays = [np.array([value], "i4") for value in (10, 3, 1)]
-    assert operation.fold(arrays, INT).tolist() == [10 - (3 - 1)]
+    assert operation.fold(arrays, INT._named).tolist() == [10 - (3 - 1)]
     assert seen == [INT, INT]
     assert operation(5, 3) == 2
     assert not operation.Is_commutative()
@@ -142,7 +143,8 @@ def test_what_is_not_there_names_what_to_use(kind):
 
 
 def test_numbers_of_no_handle_are_refused():
-    assert Datatype.fromhandle(INT.handle) == INT
+    for known in (INT, op.SUM, info.INFO_ENV, group.GROUP_EMPTY, message.MESSAGE_NO_PROC):
+        assert type(known).fromhandle(known.handle) == known
     with pytest.raises(ValueError, match="expected the number of an existing Datatype, got 12345"):
         Datatype.fromhandle(12345)
 

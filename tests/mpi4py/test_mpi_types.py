@@ -63,17 +63,17 @@ def test_derived_type_packs_its_elements(name):
 @pytest.mark.parametrize("name", DERIVED)
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_unpack_reverses_pack_and_leaves_the_gaps(name, count):
-    datatype = DERIVED[name][0]()
+    layout = DERIVED[name][0]()._named
     memory = np.arange(400, dtype=np.uint8)
     offset = 40
-    packed = datatype.pack(memory, offset, count).copy()
-    assert packed.nbytes == count * datatype.size
+    packed = layout.pack(memory, offset, count).copy()
+    assert packed.nbytes == count * layout.size
     touched = np.zeros(400, np.uint8)
-    datatype.unpack(np.full_like(packed, -1), touched, offset, count)
+    layout.unpack(np.full_like(packed, -1), touched, offset, count)
     copy = np.where(touched == 255, 0, memory).astype(np.uint8)
-    datatype.unpack(packed, copy, offset, count)
+    layout.unpack(packed, copy, offset, count)
     assert copy.tolist() == memory.tolist()
-    assert np.count_nonzero(touched) == count * datatype.size
+    assert np.count_nonzero(touched) == count * layout.size
 
 
 def test_structure_is_padded_as_c_pads_it():
@@ -87,7 +87,7 @@ def test_mixed_structure_moves_as_bytes():
     x = np.array([(1.5, 2), (2.5, 3)], fields)
     datatype = Datatype.Create_struct([1, 1], [0, 8], [DOUBLE, INT])
     packed = buffers.sent([x, 2, datatype]).data()
-    assert (datatype.base, packed.dtype, packed.nbytes) == (None, np.uint8, 24)
+    assert (datatype._named.base, packed.dtype, packed.nbytes) == (None, np.uint8, 24)
     y = np.zeros_like(x)
     received = buffers.received([y, 2, datatype])
     received.target()[:] = packed
@@ -108,7 +108,7 @@ def test_pickled_type_has_the_same_layout(datatype, monkeypatch):
     assert again != datatype
     assert again.Get_extent() == datatype.Get_extent()
     assert again.Get_true_extent() == datatype.Get_true_extent()
-    assert (again.size, again.base, again.combiner) == (datatype.size, datatype.base, datatype.combiner)
+    assert (again.size, again._named.base, again.combiner) == (datatype.size, datatype._named.base, datatype.combiner)
 
 
 def test_handles_are_equal_until_they_are_freed():
@@ -261,11 +261,11 @@ def test_fortran_type_has_name_and_attributes_of_its_own():
 
 
 def test_elements_that_overlap_span_their_data():
-    datatype = INT.Create_contiguous(3).Create_resized(0, 4)
-    assert (datatype.extent, datatype.span(0), datatype.span(3)) == (4, (0, 0), (0, 20))
+    layout = INT.Create_contiguous(3).Create_resized(0, 4)._named
+    assert (layout.extent, layout.span(0), layout.span(3)) == (4, (0, 0), (0, 20))
     backwards = INT.Create_resized(0, -8)
-    assert backwards.span(3) == (-16, 4)
-    assert datatype.pack(np.arange(5, dtype="i4").view(np.uint8), 0, 3).tolist() == [0, 1, 2, 1, 2, 3, 2, 3, 4]
+    assert backwards._named.span(3) == (-16, 4)
+    assert layout.pack(np.arange(5, dtype="i4").view(np.uint8), 0, 3).tolist() == [0, 1, 2, 1, 2, 3, 2, 3, 4]
 
 
 def test_codes_of_c_and_of_fortran_mean_their_types():

@@ -29,6 +29,17 @@ void check_on_gpu(const EntryGuard& entry, const rc_transfer& transfer) {
     reject_in_signal_handler(entry.group());
 }
 
+// The same of one of the two transfers of an exchange; an error says of which.
+uint64_t check_one(const EntryGuard& entry, const char* name, const rc_transfer* transfer, int first, int last) {
+    check_pointer(name, transfer);
+    try {
+        check_in_host_memory(*transfer);
+        return check(entry, name, transfer, first, last);
+    } catch (const Failure& failure) {
+        rejectf("%s: %s", name, failure.what());
+    }
+}
+
 // All can start, or none does.
 void check_startable(rc_work* const* works, int count) {
     const auto expect = [](bool holds, int index, const char* expected) {
@@ -98,9 +109,8 @@ int rc_start_all(rc_work* const* works, int count, int* started) {
 
 int rc_exchange(rc_comm* comm, const rc_transfer* sent, const rc_transfer* received, rc_message* message) {
     return enter(comm, [&](const EntryGuard& entry) {
-        const uint64_t bytes = check(entry, "sent", sent, RC_SEND, RC_SEND_SYNCHRONOUS);
-        const uint64_t target_bytes = check(entry, "received", received, RC_RECV, RC_RECV_MESSAGE);
-        for (const rc_transfer* each : {sent, received}) check_in_host_memory(*each);
+        const uint64_t bytes = check_one(entry, "sent", sent, RC_SEND, RC_SEND_SYNCHRONOUS);
+        const uint64_t target_bytes = check_one(entry, "received", received, RC_RECV, RC_RECV_MESSAGE);
         check_disjoint(sent->data, bytes, received->data, target_bytes);
         const rc_message got = entry->p2p.exchange(*sent, *received);
         if (message) *message = got;

@@ -34,6 +34,7 @@ constexpr Described call_names[] = {
     {"recv", true, false, false, "from"},
     {"recv", true, false, false, "from", true},
     {"probe", false, false, false, "from"},
+    {"recv", false, false, false, "from"},  // of any length
     {"shrink"},
     {"grow"},
 };

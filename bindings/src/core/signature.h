@@ -11,7 +11,16 @@
 namespace ringcomm {
 
 // Calls beyond the collectives, for the flight record. The last ones are those of rc_regrouping.
-enum { CALL_SEND = RC_COLLECTIVES, CALL_RECV, CALL_RECV_MESSAGE, CALL_PROBE, CALL_SHRINK, CALL_GROW, CALLS };
+enum {
+    CALL_SEND = RC_COLLECTIVES,
+    CALL_RECV,
+    CALL_RECV_MESSAGE,
+    CALL_PROBE,
+    CALL_RECV_ANY,
+    CALL_SHRINK,
+    CALL_GROW,
+    CALLS
+};
 
 // Set when a rank wants direct access: the buffers in its start record are valid, and nothing is staged yet.
 constexpr uint64_t SIGNATURE_DIRECT = uint64_t{1} << 63;

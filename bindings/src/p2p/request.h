@@ -68,8 +68,8 @@ struct PointToPointEngine::Request {
         return tag_fits && (transfer.peer < 0 || transfer.peer == from);
     }
     int call() const {
-        constexpr int calls[] = {CALL_SEND,         CALL_SEND,  CALL_RECV,  CALL_RECV,
-                                 CALL_RECV_MESSAGE, CALL_PROBE, CALL_PROBE, CALL_PROBE};
+        constexpr int calls[] = {CALL_SEND,         CALL_SEND,     CALL_RECV,  CALL_RECV,
+                                 CALL_RECV_MESSAGE, CALL_RECV_ANY, CALL_PROBE, CALL_PROBE};
         static_assert(std::size(calls) == RC_TRANSFER_KINDS);
         return calls[transfer.kind];
     }
@@ -85,8 +85,8 @@ struct PointToPointEngine::Request {
     uint64_t signature() const { return signature_of(call(), described_dtype(), 0, transfer.peer, false); }
     // As the message turned out: a receive may take one of any source and length.
     int traced_call() const {
-        const bool received = transfer.kind == RC_RECV_OR_TAKE && message.source >= 0 && !message.taken;
-        return received ? CALL_RECV_MESSAGE : call();
+        if (transfer.kind != RC_RECV_OR_TAKE) return call();
+        return message.source < 0 || message.taken ? CALL_PROBE : CALL_RECV_MESSAGE;
     }
     uint64_t traced_signature() const {
         return signature_of(traced_call(), described_dtype(), 0, transfer.peer < 0 ? message.source : transfer.peer,

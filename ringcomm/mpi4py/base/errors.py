@@ -1,15 +1,13 @@
-"""Errors: the exception of MPI, the error classes, error handlers, and the translation of ringcomm's errors."""
+"""Errors: the exception of MPI, the error classes, and the translation of ringcomm's errors."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any, Self, TypeVar, cast
-from weakref import WeakSet
+from typing import Any, TypeVar, cast
 
 from ringcomm.errors import Aborted, ArgumentError, MemoryShortage, MismatchError, PeerLost, RingcommError
-from ringcomm.mpi4py.base.handles import Handle, constant
 from ringcomm.mpi4py.base.integers import integral
 
 SUCCESS = 0
@@ -31,13 +29,12 @@ _classes = {code: code for code in _texts}  # code → class; a class is a code 
 _added: list[int] = []  # the codes and classes that the program has added
 _numbers = itertools.count(ERR_LASTCODE + 1)
 
-MAX_HANDLERS = 32  # that mpi4py allows
-
 # The argument that ringcomm refuses → the error class.
 _REFUSED = {"array": ERR_BUFFER, "out": ERR_BUFFER, "dtype": ERR_TYPE, "op": ERR_OP, "tag": ERR_TAG}
 _REFUSED |= {"root": ERR_ROOT, "peer": ERR_RANK, "dest": ERR_RANK, "source": ERR_RANK, "counts": ERR_COUNT}
 
 
+@functools.total_ordering
 class Exception(RuntimeError):
     """An error of MPI: compares with numbers as its error code does."""
 
@@ -63,15 +60,6 @@ class Exception(RuntimeError):
 
     def __lt__(self, other: Any) -> bool:
         return int(self) < int(other)
-
-    def __le__(self, other: Any) -> bool:
-        return int(self) <= int(other)
-
-    def __gt__(self, other: Any) -> bool:
-        return int(self) > int(other)
-
-    def __ge__(self, other: Any) -> bool:
-        return int(self) >= int(other)
 
     def __repr__(self) -> str:
         return f"MPI.Exception({int(self)})"
@@ -122,7 +110,7 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 def handled(call: Call) -> Call:
     """Make the error handler of a communicator handle the errors of a method.
 
-    Plain calls, which take less than a microsecond, do the same in a `try` of their own.
+    Plain calls, which take less than a microsecond, do without: what fails in their fast path is handled there.
     """
     call = integral(call)
 
@@ -208,53 +196,8 @@ def _own(code: int) -> int:
     return code
 
 
-# --- Error handlers ---------------------------------------------------------------------------------------------------
-
-
-class Reaction:
-    """What an error handler does: `function(object, code)`, None for the predefined ones."""
-
-    def __init__(self, function: Callable[[Any, int], object] | None = None) -> None:
-        self.function = function
-
-
-_created: WeakSet[Reaction] = WeakSet()
-
-
-class Errhandler(Handle):
-    """An error handler."""
-
-    _object: Reaction | None
-
-    @property
-    def function(self) -> Callable[[Any, int], object] | None:
-        """The function that the program gave, None for the predefined handlers."""
-        return None if self._object is None else self._object.function
-
-    @classmethod
-    def _create(cls, function: Callable[[Any, int], object]) -> Self:
-        """Return the handler that calls a function, for the `Create_errhandler` of a class."""
-        if len(_created) >= MAX_HANDLERS:
-            raise RuntimeError(f"more than {MAX_HANDLERS} error handlers; free some of them")
-        reaction = Reaction(function)
-        _created.add(reaction)
-        return cls._of(reaction)
-
-    def Free(self) -> None:
-        """Free the handler; a communicator that has it keeps it. Constants stay as they are."""
-        if not self:
-            raise failure(ERR_ERRHANDLER, "ERRHANDLER_NULL cannot be freed")
-        if not any(self is known for known in (ERRORS_RETURN, ERRORS_ABORT, ERRORS_ARE_FATAL)):
-            self._nullify()
-
-
-ERRHANDLER_NULL: Errhandler = constant("ERRHANDLER_NULL", Errhandler())
-ERRORS_RETURN: Errhandler = constant("ERRORS_RETURN", Errhandler._of(Reaction()))
-ERRORS_ABORT: Errhandler = constant("ERRORS_ABORT", Errhandler._of(Reaction()))
-ERRORS_ARE_FATAL: Errhandler = constant("ERRORS_ARE_FATAL", Errhandler._of(Reaction()))
-
 __all__ = [
-    *(name for name in globals() if name.startswith(("ERR_", "ERRORS_", "ERRHANDLER_", "SUCCESS"))),
-    *("Add_error_class", "Add_error_code", "Add_error_string", "Errhandler", "Exception", "Get_error_class"),
+    *(name for name in globals() if name.startswith(("ERR_", "SUCCESS"))),
+    *("Add_error_class", "Add_error_code", "Add_error_string", "Exception", "Get_error_class"),
     *("Get_error_string", "Remove_error_class", "Remove_error_code", "Remove_error_string"),
 ]

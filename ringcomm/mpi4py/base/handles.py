@@ -6,6 +6,8 @@ from contextlib import suppress
 from typing import Any, ClassVar, Self
 from weakref import WeakValueDictionary
 
+from ringcomm.mpi4py.base.errors import failure
+
 __all__ = ["Handle", "constant"]
 
 _objects: WeakValueDictionary[int, Any] = WeakValueDictionary()  # by what `handle` returns
@@ -17,6 +19,7 @@ class Handle:
 
     _object: Any = None  # what the handle names; the class has that of the null handle
     _family: ClassVar[tuple[type[Handle]]]  # the class directly below Handle, in a tuple: a class without itself
+    _null: ClassVar[tuple[int, str, str]]  # of the family: the class of its errors, what a handle names, a null handle
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -64,20 +67,38 @@ class Handle:
         raise ValueError(f"cannot pickle {type(self).__name__}: it is no constant")
 
     @property
+    def _named(self) -> Any:
+        """The object; raises the error of a null handle."""
+        if self._object is None:
+            code, expected, got = self._null
+            raise failure(code, f"expected {expected}, got {got}")
+        return self._object
+
+    @property
     def _is_constant(self) -> bool:
         return any(self is known for known in _constants.values())
+
+    @property
+    def _is_predefined(self) -> bool:
+        return self._is_constant
 
     def _nullify(self) -> None:
         with suppress(AttributeError):  # it is null
             del self._object
 
     def free(self) -> None:
-        """Free the object, unless the handle is null or a constant."""
-        if self and not self._is_constant:
+        """Free the object, unless the handle is null or a constant. Of a predefined one, free only the handle."""
+        if self and not self._is_predefined:
             self.Free()
+        elif not self._is_constant:
+            self._nullify()
 
     def Free(self) -> None:
         """Free the object. The handle becomes null."""
+        self._named  # noqa: B018 (raises if the handle is null)
+        if self._is_predefined:
+            code, expected, _ = self._null
+            raise failure(code, f"expected {expected} that the program has made, got a predefined one")
         self._nullify()
 
     @property

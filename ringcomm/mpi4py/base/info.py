@@ -24,12 +24,8 @@ class Info(Handle):
     """Keys and values, both strings. ringcomm reads none."""
 
     _object: Entries | None
-
-    @property
-    def _entries(self) -> Entries:
-        if self._object is None:
-            raise failure(ERR_INFO, "expected an info object, got INFO_NULL")
-        return self._object
+    _named: Entries
+    _null = ERR_INFO, "an info object", "INFO_NULL"
 
     def __reduce__(self) -> Any:
         if not self or self == INFO_ENV:
@@ -49,48 +45,35 @@ class Info(Handle):
         command, *rest = [args] if isinstance(args, str) else list(args or ["", ""])
         return cls.Create({key: text for key, text in (("command", command), ("argv", " ".join(rest))) if text})
 
-    def free(self) -> None:
-        """Free the object, unless the handle is null or a constant."""
-        if self is not INFO_ENV and self:
-            self.Free()
-
-    def Free(self) -> None:
-        """Free the object. The handle becomes null."""
-        if not self:
-            raise failure(ERR_INFO, "expected an info object, got INFO_NULL")
-        if self is INFO_ENV:
-            raise failure(ERR_INFO, "expected an info object that the program has made, got INFO_ENV")
-        self._nullify()
-
     def Dup(self) -> Self:
         """Return a copy."""
-        return self._of(Entries(self._entries))
+        return self._of(Entries(self._named))
 
     def Get(self, key: str) -> str | None:
         """Return the value of a key, None if there is none."""
-        return self._entries.get(key)
+        return self._named.get(key)
 
     def Set(self, key: str, value: str) -> None:
         """Set the value of a key."""
         if not 0 < len(key) <= MAX_INFO_KEY:
             raise failure(ERR_INFO_KEY, f"key: expected 1 to {MAX_INFO_KEY} characters, got {key!r}")
-        self._entries[key] = str(value)
+        self._named[key] = str(value)
 
     def Delete(self, key: str) -> None:
         """Remove a key."""
-        if self._entries.pop(key, None) is None:
+        if self._named.pop(key, None) is None:
             raise failure(ERR_INFO_NOKEY, f"key: expected one of {self.keys()}, got {key!r}")
 
     def Get_nkeys(self) -> int:
         """Return the number of keys."""
-        return len(self._entries)
+        return len(self._named)
 
     @integral
     def Get_nthkey(self, n: int) -> str:
         """Return a key by its number."""
-        if not 0 <= n < len(self._entries):
-            raise failure(ERR_ARG, f"n: expected a number below {len(self._entries)}, got {n}")
-        return list(self._entries)[n]
+        if not 0 <= n < len(self._named):
+            raise failure(ERR_ARG, f"n: expected a number below {len(self._named)}, got {n}")
+        return list(self._named)[n]
 
     # --- As a dictionary; INFO_NULL is an empty one that cannot be changed --------------------------------------------
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from ringcomm.mpi4py.base.errors import ERR_FILE, ERR_SESSION, ERR_WIN
 from ringcomm.mpi4py.base.handles import Handle, constant
 
 __all__ = [
@@ -25,7 +26,7 @@ __all__ = [
 
 
 def unsupported(name: str, instead: str) -> Callable[..., Any]:
-    """Return a function, which also serves as a method of any kind, that raises NotImplementedError."""
+    """Return a function that raises NotImplementedError."""
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise NotImplementedError(f"{name} is not supported by ringcomm; {instead}")
@@ -33,6 +34,16 @@ def unsupported(name: str, instead: str) -> Callable[..., Any]:
     refuse.__name__ = refuse.__qualname__ = name
     refuse.__doc__ = f"Raise NotImplementedError: {instead}."
     return refuse
+
+
+class Unsupported:
+    """A method of any kind that raises NotImplementedError."""
+
+    def __init__(self, instead: str) -> None:
+        self._instead = instead
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        setattr(owner, name, staticmethod(unsupported(f"{owner.__name__}.{name}", self._instead)))
 
 
 class _Unsupported(type):
@@ -57,18 +68,21 @@ class _Refusing(metaclass=_Unsupported):
 class Win(_Refusing, Handle):
     """Windows of one-sided communication, which there are not."""
 
+    _null = ERR_WIN, "a window", "WIN_NULL"
     _instead = "use messages, or ringcomm.Communicator.empty, memory that all ranks of a machine share"
 
 
 class File(_Refusing, Handle):
     """Files of parallel input and output, which there are not."""
 
+    _null = ERR_FILE, "a file", "FILE_NULL"
     _instead = "use numpy.memmap, of which each rank writes its part"
 
 
 class Session(_Refusing, Handle):
     """Sessions, which there are not."""
 
+    _null = ERR_SESSION, "a session", "SESSION_NULL"
     _instead = "use COMM_WORLD"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringcomm.mpi4py.datatypes.datatype import Datatype
+from ringcomm.mpi4py.datatypes.layout import Layout
 from ringcomm.mpi4py.datatypes.predefined import BY_CHAR, discover
 from ringcomm.mpi4py.memory.buffer import buffer, expose, find_device, wrap
 
@@ -40,8 +40,8 @@ class Region:
     def nbytes(self) -> int:
         return int(self._source.nbytes)
 
-    def element_type(self) -> Datatype:
-        """Return the datatype of an element, from its format; raise KeyError if there is none."""
+    def element_layout(self) -> Layout:
+        """Return the layout of an element, from its format; raise KeyError if there is none."""
         if type(self._source) is not ndarray:
             return discover(self._source.element)
         dtype = self._source.dtype
@@ -86,35 +86,30 @@ class Region:
 
 
 class Buffer:
-    """A number of elements of one datatype in memory, from an offset in bytes."""
+    """A number of elements of one layout in memory, from an offset in bytes."""
 
-    __slots__ = ("_target", "count", "offset", "region", "type")
+    __slots__ = ("_target", "count", "layout", "offset", "region")
 
-    def __init__(self, region: Region, offset: int, count: int, datatype: Datatype) -> None:
-        self.region, self.offset, self.count, self.type = region, offset, count, datatype
+    def __init__(self, region: Region, offset: int, count: int, layout: Layout) -> None:
+        self.region, self.offset, self.count, self.layout = region, offset, count, layout
         self._target: NDArray[Any] | None = None
-
-    @property
-    def memory(self) -> NDArray[np.uint8]:
-        """The bytes of the memory."""
-        return self.region.read()
 
     @property
     def nbytes(self) -> int:
         """The bytes of the elements."""
-        return self.count * int(self.type.size)
+        return self.count * self.layout.size
 
     def data(self) -> NDArray[Any]:
         """Return the elements one after the other: a view if they lie so, else a copy."""
-        return self.type.pack(self.region.read(), self.offset, self.count)
+        return self.layout.pack(self.region.read(), self.offset, self.count)
 
     def target(self) -> NDArray[Any]:
         """Return an array to receive the elements in; `store` follows."""
         memory = self.region.write()
-        if self.type.contiguous:
+        if self.layout.contiguous:
             self._target = None
-            return self.type.pack(memory, self.offset, self.count)
-        dtype = self.type.base or np.dtype(np.uint8)
+            return self.layout.pack(memory, self.offset, self.count)
+        dtype = self.layout.base or np.dtype(np.uint8)
         self._target = np.empty(self.nbytes // dtype.itemsize, dtype)
         return self._target
 
@@ -124,18 +119,22 @@ class Buffer:
             self.region.flush(self.offset, self.offset + (self.nbytes if nbytes is None else nbytes))
         else:
             data = self._target.view(np.uint8)[:nbytes]
-            self.type.unpack(data, self.region.write(), self.offset, self.count)
+            self.layout.unpack(data, self.region.write(), self.offset, self.count)
             self.region.flush()
 
 
 class Blocks:
-    """One block of elements per rank: numbers of elements, offsets in bytes, and datatypes."""
+    """One block of elements per rank: numbers of elements, offsets in bytes, and layouts.
 
-    def __init__(self, region: Region, counts: list[int], offsets: list[int], types: Sequence[Datatype]) -> None:
-        self.region, self.counts, self.offsets, self.types = region, counts, offsets, types
-        self._lengths = [count * each.size for count, each in zip(counts, types, strict=True)]
+    Attributes:
+        lengths: The bytes of each block.
+    """
+
+    def __init__(self, region: Region, counts: list[int], offsets: list[int], layouts: Sequence[Layout]) -> None:
+        self.region, self.counts, self.offsets, self.layouts = region, counts, offsets, layouts
+        self.lengths = [count * each.size for count, each in zip(counts, layouts, strict=True)]
         self._target: NDArray[Any] | None = None
-        bases = {each.base for each in types}
+        bases = {each.base for each in layouts}
         self._base: np.dtype[Any] = (bases.pop() if len(bases) == 1 else None) or np.dtype(np.uint8)
 
     def data(self) -> tuple[NDArray[Any], list[int]]:
@@ -145,18 +144,18 @@ class Blocks:
             data = whole.data().view(self._base)
         else:
             memory = self.region.read()
-            rows = zip(self.types, self.offsets, self.counts, strict=True)
+            rows = zip(self.layouts, self.offsets, self.counts, strict=True)
             blocks = [each.pack(memory, at, count).view(np.uint8) for each, at, count in rows if count]
             data = np.concatenate(blocks or [np.empty(0, np.uint8)]).view(self._base)
-        return data, [length // self._base.itemsize for length in self._lengths]
+        return data, [length // self._base.itemsize for length in self.lengths]
 
     def target(self) -> NDArray[Any]:
         """Return an array to receive the blocks in, one after the other; `store` follows."""
         memory = self.region.write()
         if whole := self._as_one():
             self._target = None
-            return whole.type.pack(memory, whole.offset, whole.count).view(self._base)
-        self._target = np.empty(sum(self._lengths) // self._base.itemsize, self._base)
+            return whole.layout.pack(memory, whole.offset, whole.count).view(self._base)
+        self._target = np.empty(sum(self.lengths) // self._base.itemsize, self._base)
         return self._target
 
     def store(self) -> None:
@@ -166,7 +165,7 @@ class Blocks:
                 whole.store()
         else:
             memory, data, start = self.region.write(), self._target.view(np.uint8), 0
-            for each, at, count, length in zip(self.types, self.offsets, self.counts, self._lengths, strict=True):
+            for each, at, count, length in zip(self.layouts, self.offsets, self.counts, self.lengths, strict=True):
                 each.unpack(data[start : start + length], memory, at, count)
                 start += length
             self.region.flush()
@@ -174,23 +173,23 @@ class Blocks:
     def _as_one(self) -> Buffer | None:
         """Return the blocks as one, if they lie one after the other."""
         end = None
-        for at, length, count, each in zip(self.offsets, self._lengths, self.counts, self.types, strict=True):
-            if count and (end not in (None, at) or each != self.types[0] or not each.contiguous):
+        for at, length, count, each in zip(self.offsets, self.lengths, self.counts, self.layouts, strict=True):
+            if count and (end not in (None, at) or each is not self.layouts[0] or not each.contiguous):
                 return None
             end = at + length if count else end
         first = next((at for at, count in zip(self.offsets, self.counts, strict=True) if count), 0)
-        return Buffer(self.region, first, sum(self.counts), self.types[0]) if self.types else None
+        return Buffer(self.region, first, sum(self.counts), self.layouts[0]) if self.layouts else None
 
 
-def covered(elements: Sequence[tuple[int, int, Datatype]]) -> tuple[int, int]:
-    """Return where the data of elements (offset, count, datatype) begins and ends; 0, 0 if there is none."""
-    spans = [(offset, *datatype.span(count)) for offset, count, datatype in elements if count and datatype.size]
+def covered(elements: Sequence[tuple[int, int, Layout]]) -> tuple[int, int]:
+    """Return where the data of elements (offset, count, layout) begins and ends; 0, 0 if there is none."""
+    spans = [(offset, *layout.span(count)) for offset, count, layout in elements if count and layout.size]
     lows, highs = [at + begin for at, begin, _ in spans], [at + end for at, _, end in spans]
     return min(lows, default=0), max(highs, default=0)
 
 
-def absolute(elements: Sequence[tuple[int, int, Datatype]]) -> tuple[Region, int]:
-    """Return the memory that elements (offset, count, datatype) at absolute addresses cover, and its address.
+def absolute(elements: Sequence[tuple[int, int, Layout]]) -> tuple[Region, int]:
+    """Return the memory that elements (offset, count, layout) at absolute addresses cover, and its address.
 
     The addresses are those of host memory, which outlives the transfer: there is no object to keep it alive.
     """

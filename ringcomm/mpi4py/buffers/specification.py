@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ringcomm.mpi4py.base.constants import BottomType
 from ringcomm.mpi4py.buffers.region import Blocks, Buffer, Region, absolute, covered
 from ringcomm.mpi4py.datatypes.datatype import Datatype
+from ringcomm.mpi4py.datatypes.layout import Layout
 from ringcomm.mpi4py.datatypes.predefined import BY_CHAR, find_type
 
 __all__ = ["Blocks", "Buffer", "divided", "received", "sent", "vector", "w_vector", "whole"]
@@ -35,9 +36,9 @@ whole = sent  # of a collective, which writes by `target` where it receives
 def divided(spec: Any, blocks: int) -> Blocks:
     """Return equal blocks. A count in the specification is that of one block."""
     found = _simple(spec, False, blocks)
-    each = found.count * int(found.type.extent)
+    each = found.count * found.layout.extent
     offsets = [found.offset + rank * each for rank in range(blocks)]
-    return Blocks(found.region, [found.count] * blocks, offsets, [found.type] * blocks)
+    return Blocks(found.region, [found.count] * blocks, offsets, [found.layout] * blocks)
 
 
 def vector(spec: Any, blocks: int) -> Blocks:
@@ -48,7 +49,7 @@ def vector(spec: Any, blocks: int) -> Blocks:
     """
     obj, counts, displs, datatype = _items(spec, tuple)
     region = _region(obj, False)
-    found = _type_of(obj, region, datatype)
+    found = _layout_of(obj, region, datatype, infers=counts is None)
     if counts is None:
         quotient, rest = divmod(_infer(region, found, 0), blocks) if blocks else (0, 0)
         counts = [quotient + (rank < rest) for rank in range(blocks)]
@@ -64,8 +65,7 @@ def vector(spec: Any, blocks: int) -> Blocks:
         displs = _integers(displs, blocks)
     for count in counts:
         _check_count(count, obj)
-    extent = int(found.extent)
-    return _blocks(obj, region, counts, [displ * extent for displ in displs], [found] * blocks)
+    return _blocks(obj, region, counts, [displ * found.extent for displ in displs], [found] * blocks)
 
 
 def w_vector(spec: Any, blocks: int) -> Blocks:
@@ -84,18 +84,21 @@ def w_vector(spec: Any, blocks: int) -> Blocks:
     counts = _integers(counts, blocks)
     for count in counts:
         _check_count(count, obj)
-    return _blocks(obj, region, counts, _integers(displs, blocks), [_datatype(each) for each in types])
+    for each in types:
+        if not isinstance(each, Datatype):
+            raise TypeError(f"expected a Datatype, got {type(each).__name__}")
+    return _blocks(obj, region, counts, _integers(displs, blocks), [each._named for each in types])
 
 
-def _blocks(obj: Any, region: Region, counts: list[int], offsets: list[int], types: list[Datatype]) -> Blocks:
-    elements = list(zip(offsets, counts, types, strict=True))
+def _blocks(obj: Any, region: Region, counts: list[int], offsets: list[int], layouts: list[Layout]) -> Blocks:
+    elements = list(zip(offsets, counts, layouts, strict=True))
     if isinstance(obj, BottomType):
         region, address = absolute(elements)
         first = -address
     else:
         region, first = region.reach(*covered(elements))
     offsets = [offset + first for offset in offsets]
-    return Blocks(region, counts, offsets, types)
+    return Blocks(region, counts, offsets, layouts)
 
 
 def _plain(array: NDArray[Any]) -> Buffer:
@@ -110,10 +113,11 @@ def _simple(spec: Any, writable: bool, blocks: int = 1) -> Buffer:
     """Return a buffer of one datatype; if it has no count, that of one of some equal blocks."""
     obj, count, displ, datatype = _items(spec, (tuple, list))
     region = _region(obj, writable)
-    found = _type_of(obj, region, datatype)
+    displ = 0 if displ is None else operator.index(displ)
+    found = _layout_of(obj, region, datatype, infers=count is None or displ != 0)
     offset = 0
-    if displ is not None and operator.index(displ):
-        offset = operator.index(displ) * _extent(found)
+    if displ:
+        offset = displ * _extent(found)
         if not (isinstance(obj, BottomType) or 0 <= offset <= region.nbytes):
             raise ValueError(f"message: displacement {displ} is outside of {region.nbytes} bytes")
     if count is None:
@@ -162,39 +166,30 @@ def _is_empty(obj: Any) -> bool:
     return obj is None or isinstance(obj, BottomType)
 
 
-def _type_of(obj: Any, region: Region, datatype: Any) -> Datatype:
-    if datatype is not None or _is_empty(obj):
-        return _kept(find_type(datatype))
-    return region.element_type()
+def _layout_of(obj: Any, region: Region, datatype: Any, infers: bool) -> Layout:
+    """Return the layout of the elements, from whose extent `infers` says whether an offset or a count follows."""
+    if datatype is None and not _is_empty(obj):
+        return region.element_layout()
+    found = find_type(datatype)
+    if infers and not found:
+        raise ValueError("message: expected a datatype with a positive extent, got DATATYPE_NULL")
+    return found._named
 
 
-def _kept(datatype: Datatype) -> Datatype:
-    """Return a handle of its own: the program may free its handle while the call is pending."""
-    return Datatype(datatype) if datatype and not datatype.is_predefined else datatype
+def _extent(layout: Layout) -> int:
+    if layout.extent <= 0:
+        raise ValueError(f"message: expected a datatype with a positive extent, got {layout.extent}")
+    return layout.extent
 
 
-def _datatype(datatype: Any) -> Datatype:
-    if not isinstance(datatype, Datatype):
-        raise TypeError(f"expected a Datatype, got {type(datatype).__name__}")
-    return _kept(datatype)
-
-
-def _extent(datatype: Datatype) -> int:
-    extent = int(datatype.extent) if datatype else 0
-    if extent <= 0:
-        got = extent if datatype else "DATATYPE_NULL"
-        raise ValueError(f"message: expected a datatype with a positive extent, got {got}")
-    return extent
-
-
-def _infer(region: Region, datatype: Datatype, offset: int) -> int:
+def _infer(region: Region, layout: Layout, offset: int) -> int:
     """Return how many elements the memory from an offset has."""
     length = region.nbytes - offset
     if not length:
         return 0
-    count, rest = divmod(length, _extent(datatype))
+    count, rest = divmod(length, _extent(layout))
     if rest:
-        raise ValueError(f"message: {length} bytes are no multiple of the extent {datatype.extent}")
+        raise ValueError(f"message: {length} bytes are no multiple of the extent {layout.extent}")
     return count
 
 

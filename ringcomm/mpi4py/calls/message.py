@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
 from ringcomm.mpi4py.base.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
-from ringcomm.mpi4py.base.errors import ERR_REQUEST, FAILURES, failure
+from ringcomm.mpi4py.base.errors import ERR_REQUEST, FAILURES
 from ringcomm.mpi4py.base.handles import Handle, constant
 from ringcomm.mpi4py.buffers.specification import received
 from ringcomm.mpi4py.calls.pickling import pickle
@@ -26,28 +27,19 @@ FROM_PROC_NULL = Envelope(PROC_NULL, ANY_TAG, 0)
 Prepare = Callable[[int], tuple[Any, Callable[[Envelope], Any]]]
 
 
+@dataclass(eq=False)
 class Taken:
     """A message that was taken, and the communicator that it came through; None for one from PROC_NULL."""
 
-    def __init__(self, context: Any = None, message: Any = None) -> None:
-        self._context, self._message = context, message
-
-    def start(self, prepare: Prepare) -> PendingOperation:
-        """Start to receive the message. If there is no memory for it, or the wrong one, it can still be received."""
-        if self._message is None:
-            return PendingOperation(NULL, Done(FROM_PROC_NULL))
-        try:
-            data, finish = prepare(self._message.envelope.size)
-            return PendingOperation(self._context, self._message.irecv(data), finish)
-        except FAILURES as error:
-            self._context.fail(error)
-            raise
+    context: Any = None
+    message: Any = None
 
 
 class Message(Handle):
     """A message that was taken by Mprobe or Improbe."""
 
     _object: Taken | None
+    _null = ERR_REQUEST, "a message", "MESSAGE_NULL, or one that was received"
 
     @classmethod
     def Probe(cls, comm: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Self:
@@ -81,10 +73,20 @@ class Message(Handle):
         return Request._of(self._start(_for_object))
 
     def _start(self, prepare: Prepare) -> PendingOperation:
-        """Start to receive; then the handle is null, unless it is the constant MESSAGE_NO_PROC."""
-        if self._object is None:
-            raise failure(ERR_REQUEST, "expected a message, got MESSAGE_NULL, or one that was received")
-        started = self._object.start(prepare)
+        """Start to receive; then the handle is null, unless it is the constant MESSAGE_NO_PROC.
+
+        If there is no memory for the message, or the wrong one, it can still be received.
+        """
+        context, message = self._named.context, self._named.message
+        if message is None:
+            started = PendingOperation(NULL, Done(FROM_PROC_NULL))
+        else:
+            try:
+                data, finish = prepare(message.envelope.size)
+                started = PendingOperation(context, message.irecv(data), finish)
+            except FAILURES as error:
+                context.fail(error)
+                raise
         if self is not MESSAGE_NO_PROC:
             self._nullify()
         return started

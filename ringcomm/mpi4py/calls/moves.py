@@ -1,6 +1,6 @@
 """Collectives of arrays that move data. It moves as bytes: types need to agree in size only, as in MPI."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,13 @@ __all__ = [
     "gather",
     "gatherv",
     "in_place",
-    "lengths_of",
     "scatter",
     "scatterv",
     "split",
 ]
 
 Array = NDArray[Any]
+Parse = Callable[[Any, int], Any]  # of a specification, for so many blocks
 
 
 def barrier(context: Any) -> Plan:
@@ -50,83 +50,74 @@ def bcast(context: Any, buf: Any, root: int = 0) -> Plan:
 
 def gather(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
     """Collect blocks of equal size on `root`, in rank order."""
-    if context.rank != context.check_root(root):
-        block = whole(sendbuf)
-        return Plan(lambda at_once: context.comm.gather(as_bytes(block.data()), None, root, async_op=at_once))
-    blocks = divided(recvbuf, context.size)
-    own = _own_block(context, sendbuf, blocks)
-
-    def start(at_once: bool) -> Any:
-        target = as_bytes(blocks.target())
-        return context.comm.gather(own(target), target, root, async_op=at_once)
-
-    return Plan(start, lambda _: blocks.store())
+    return _gather(context, sendbuf, recvbuf, root, divided)
 
 
 def gatherv(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
     """Collect blocks of any size on `root`."""
-    if context.rank != context.check_root(root):
-        block = whole(sendbuf)
-        return Plan(lambda at_once: exchange(context, [(root, as_bytes(block.data()))], None, [], at_once))
-    blocks = vector(recvbuf, context.size)
+    return _gather(context, sendbuf, recvbuf, root, vector)
+
+
+def _gather(context: Any, sendbuf: Any, recvbuf: Any, root: int, parse: Parse) -> Plan:
+    blocks = parse(recvbuf, context.size) if context.rank == context.check_root(root) else None
     own = _own_block(context, sendbuf, blocks)
 
     def start(at_once: bool) -> Any:
-        target = as_bytes(blocks.target())
-        mine = own(target).copy() if in_place(sendbuf) else own(target)
-        return exchange(context, [(root, mine)], target, lengths_of(blocks), at_once)
+        target = None if blocks is None else as_bytes(blocks.target())
+        mine = own(target)
+        if parse is divided:
+            return context.comm.gather(mine, target, root, async_op=at_once)
+        if blocks is None:
+            return exchange(context, [(root, mine)], None, [], at_once)
+        return exchange(context, [(root, mine.copy() if in_place(sendbuf) else mine)], target, blocks.lengths, at_once)
 
-    return Plan(start, lambda _: blocks.store())
+    return Plan(start, None if blocks is None else lambda _: blocks.store())
 
 
 def scatter(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
     """Divide the array of `root` into blocks of equal size, one for each rank."""
-    block = None if context.rank == context.check_root(root) and in_place(recvbuf) else whole(recvbuf)
-    blocks = divided(sendbuf, context.size) if context.rank == root else None
-
-    def start(at_once: bool) -> Any:
-        source = None if blocks is None else as_bytes(blocks.data()[0])
-        target = _own_part(context, source, blocks) if block is None else as_bytes(block.target())
-        return context.comm.scatter(source, target, root, async_op=at_once)
-
-    return Plan(start, None if block is None else lambda _: block.store())
+    return _scatter(context, sendbuf, recvbuf, root, divided)
 
 
 def scatterv(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
     """Divide the array of `root` into blocks of any size, one for each rank."""
+    return _scatter(context, sendbuf, recvbuf, root, vector)
+
+
+def _scatter(context: Any, sendbuf: Any, recvbuf: Any, root: int, parse: Parse) -> Plan:
     block = None if context.rank == context.check_root(root) and in_place(recvbuf) else whole(recvbuf)
-    blocks = vector(sendbuf, context.size) if context.rank == root else None
+    blocks = parse(sendbuf, context.size) if context.rank == root else None
 
     def start(at_once: bool) -> Any:
-        sends = [] if blocks is None else list(enumerate(split(blocks)))
-        target = np.empty_like(sends[root][1]) if block is None else as_bytes(block.target())
+        source: Any = None if blocks is None else as_bytes(blocks.data()[0])
+        target = _own_part(context, source, blocks) if block is None else as_bytes(block.target())
+        if parse is divided:
+            return context.comm.scatter(source, target, root, async_op=at_once)
+        sends = list(enumerate(split(source, blocks.lengths))) if blocks else []
         lengths = [0] * context.size
         lengths[root] = target.size
-        return exchange(context, sends, target, lengths, at_once)
+        return exchange(context, sends, np.empty_like(target) if block is None else target, lengths, at_once)
 
     return Plan(start, None if block is None else lambda _: block.store())
 
 
 def allgather(context: Any, sendbuf: Any, recvbuf: Any) -> Plan:
     """Collect blocks of equal size on all ranks, in rank order."""
-    blocks = divided(recvbuf, context.size)
-    own = _own_block(context, sendbuf, blocks)
-
-    def start(at_once: bool) -> Any:
-        target = as_bytes(blocks.target())
-        return context.comm.all_gather(own(target), target, async_op=at_once)
-
-    return Plan(start, lambda _: blocks.store())
+    return _all_gather(context, sendbuf, recvbuf, divided)
 
 
 def allgatherv(context: Any, sendbuf: Any, recvbuf: Any) -> Plan:
     """Collect blocks of any size on all ranks."""
-    blocks = vector(recvbuf, context.size)
-    own = _own_block(context, sendbuf, blocks)
+    return _all_gather(context, sendbuf, recvbuf, vector)
+
+
+def _all_gather(context: Any, sendbuf: Any, recvbuf: Any, parse: Parse) -> Plan:
+    blocks = parse(recvbuf, context.size)
+    own, lengths = _own_block(context, sendbuf, blocks), None if parse is divided else blocks.lengths
 
     def start(at_once: bool) -> Any:
         target = as_bytes(blocks.target())
-        return context.comm.all_gather(own(target), target, lengths_of(blocks), async_op=at_once)
+        return context.comm.all_gather(own(target), target, lengths, async_op=at_once)
 
     return Plan(start, lambda _: blocks.store())
 
@@ -146,7 +137,7 @@ def alltoallw(context: Any, sendbuf: Any, recvbuf: Any) -> Plan:
     return _all_to_all(context, sendbuf, recvbuf, w_vector)
 
 
-def _all_to_all(context: Any, sendbuf: Any, recvbuf: Any, parse: Callable[[Any, int], Any]) -> Plan:
+def _all_to_all(context: Any, sendbuf: Any, recvbuf: Any, parse: Parse) -> Plan:
     received = parse(recvbuf, context.size)
     sent = received if in_place(sendbuf) else parse(sendbuf, context.size)
 
@@ -157,7 +148,7 @@ def _all_to_all(context: Any, sendbuf: Any, recvbuf: Any, parse: Callable[[Any, 
         target = as_bytes(received.target())
         if parse is divided:
             return context.comm.all_to_all(source, target, async_op=at_once)
-        return context.comm.all_to_all(source, target, lengths_of(sent), lengths_of(received), async_op=at_once)
+        return context.comm.all_to_all(source, target, sent.lengths, received.lengths, async_op=at_once)
 
     return Plan(start, lambda _: received.store())
 
@@ -175,9 +166,9 @@ def exchange(context: Any, sends: list[tuple[int, Array]], target: Any, lengths:
     return context.comm.all_to_all(source, target, counts, lengths or [0] * context.size, async_op=at_once)
 
 
-def _own_block(context: Any, sendbuf: Any, blocks: Any) -> Callable[[Array], Array]:
-    """Return what takes the target of a gather and returns the bytes that this rank contributes."""
-    if not in_place(sendbuf):
+def _own_block(context: Any, sendbuf: Any, blocks: Any) -> Callable[[Any], Array]:
+    """Return what takes the target of a gather, `blocks`, and returns the bytes that this rank contributes."""
+    if blocks is None or not in_place(sendbuf):
         block = whole(sendbuf)
         return lambda _: as_bytes(block.data())
 
@@ -192,19 +183,13 @@ def _own_block(context: Any, sendbuf: Any, blocks: Any) -> Callable[[Array], Arr
 
 def _own_part(context: Any, data: Any, blocks: Any) -> Array:
     """Return this rank's block of the bytes of all blocks."""
-    lengths = lengths_of(blocks)
-    start = sum(lengths[: context.rank])
-    own: Array = data[start : start + lengths[context.rank]]
+    start = sum(blocks.lengths[: context.rank])
+    own: Array = data[start : start + blocks.lengths[context.rank]]
     return own
 
 
-def split(blocks: Any) -> list[Array]:
-    return np.split(as_bytes(blocks.data()[0]), np.cumsum(lengths_of(blocks))[:-1])
-
-
-def lengths_of(blocks: Any) -> list[int]:
-    """Return the bytes of each block."""
-    return [count * each.size for count, each in zip(blocks.counts, blocks.types, strict=True)]
+def split(data: Array, lengths: Sequence[int]) -> list[Array]:
+    return np.split(data, np.cumsum(lengths)[:-1])
 
 
 def in_place(spec: Any) -> bool:

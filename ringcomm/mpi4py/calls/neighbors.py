@@ -14,8 +14,9 @@ from ringcomm.mpi4py.base.constants import PROC_NULL
 from ringcomm.mpi4py.base.errors import handled
 from ringcomm.mpi4py.buffers.specification import divided, vector, w_vector, whole
 from ringcomm.mpi4py.calls.checked import Plan, forms
-from ringcomm.mpi4py.calls.moves import as_bytes, exchange, lengths_of, split
+from ringcomm.mpi4py.calls.moves import Parse, as_bytes, exchange, split
 from ringcomm.mpi4py.calls.pickling import pickle
+from ringcomm.mpi4py.groups.context import Context
 from ringcomm.mpi4py.groups.topology import Cart
 
 __all__ = ["Neighbors"]
@@ -53,15 +54,15 @@ def _same(context: Any, sendbuf: Any) -> Callable[[], list[Array]]:
     return lambda: [as_bytes(block.data())] * count
 
 
-def _each(context: Any, sendbuf: Any, recvbuf: Any, parse: Callable[[Any, int], Any]) -> Plan:
+def _each(context: Any, sendbuf: Any, recvbuf: Any, parse: Parse) -> Plan:
     sources, targets = _edges(context)
     sent = parse(sendbuf, len(targets))
-    return _plan(context, lambda: split(sent), parse(recvbuf, len(sources)))
+    return _plan(context, lambda: split(as_bytes(sent.data()[0]), sent.lengths), parse(recvbuf, len(sources)))
 
 
 def _plan(context: Any, blocks: Callable[[], list[Array]], received: Any) -> Plan:
     sources, targets = _edges(context)
-    lengths = lengths_of(received)
+    lengths = received.lengths
     arriving, slots = _by_peer(context, sources, lengths)
 
     def start(at_once: bool) -> Any:
@@ -110,7 +111,7 @@ def _edges(context: Any) -> tuple[list[int], list[int]]:
 class Neighbors:
     """The neighborhood collectives of a communicator with a topology."""
 
-    _object: Any  # a Context
+    _object: Context
 
     Neighbor_allgather, Ineighbor_allgather, Neighbor_allgather_init = forms(neighbor_allgather)
     Neighbor_allgatherv, Ineighbor_allgatherv, Neighbor_allgatherv_init = forms(neighbor_allgatherv)

@@ -19,7 +19,7 @@ Operation = Op | Callable[[Any, Any], Any]
 class Objects:
     """The collectives of a communicator on objects. Objects are reduced in rank order, by `op(x, y)`."""
 
-    _object: Any  # a Context
+    _object: Context
 
     # Without decorators and helpers, which would take tenths of a microsecond. One thread at a time makes a collective,
     # since it may be two calls.
@@ -101,8 +101,7 @@ class Objects:
 
     @handled
     def _root(self, root: int) -> int:
-        checked: int = self._object.check_root(root)
-        return checked
+        return self._object.check_root(root)
 
     def _one_for_each(self, objs: Sequence[Any] | None) -> list[Any]:
         size = self._object.size

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from ringcomm.mpi4py.base.errors import ERR_OP, ERR_TYPE, failure
 from ringcomm.mpi4py.base.handles import Handle, constant
 from ringcomm.mpi4py.buffers.specification import received, sent
-from ringcomm.mpi4py.datatypes.datatype import Datatype
+from ringcomm.mpi4py.datatypes.datatype import handle_of
+from ringcomm.mpi4py.datatypes.layout import Layout
 from ringcomm.mpi4py.memory.buffer import buffer
 from ringcomm.types import DTYPES, reducible
 
@@ -51,6 +52,8 @@ class Op(Handle):
     """A reduction operation."""
 
     _object: Operation | None
+    _named: Operation
+    _null = ERR_OP, "an operation", "OP_NULL"
 
     def __call__(self, x: Any, y: Any) -> Any:
         """Return x op y, of objects."""
@@ -77,19 +80,6 @@ class Op(Handle):
         _created.add(operation)
         return cls._of(operation)
 
-    def free(self) -> None:
-        """Free the operation, unless the handle is null or a constant. Of a predefined one, only the handle."""
-        if not self.is_predefined:
-            self.Free()
-        elif self and not any(self is known for known in PREDEFINED):
-            self._nullify()
-
-    def Free(self) -> None:
-        """Free the operation."""
-        if self.is_predefined:
-            raise failure(ERR_OP, "the operation is predefined" if self else "the operation is null")
-        self._nullify()
-
     def toint(self) -> int:
         """Return the number of a predefined operation, -1 for a user-defined one."""
         return super().toint() if self.is_predefined else -1
@@ -98,7 +88,7 @@ class Op(Handle):
 
     def Is_commutative(self) -> bool:
         """Return whether the order of the arguments is free."""
-        return self._operation.commutative
+        return self._named.commutative
 
     is_commutative = property(Is_commutative)
 
@@ -107,24 +97,20 @@ class Op(Handle):
         """Whether it is one of the constants."""
         return self._object is None or self._object.name != ""
 
+    _is_predefined = is_predefined
+
     def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
         """Compute inoutbuf = inbuf op inoutbuf."""
         source, target = sent(inbuf), received(inoutbuf)
-        if source.type != target.type or source.count != target.count:
+        if source.layout is not target.layout or source.count != target.count:
             raise ValueError("the buffers differ in datatype or count")
-        result = self.fold([source.data(), target.data()], target.type)
+        result = self.fold([source.data(), target.data()], target.layout)
         target.target()[:] = result
         target.store()
 
-    @property
-    def _operation(self) -> Operation:
-        if self._object is None:
-            raise failure(ERR_OP, "the operation is null")
-        return self._object
-
     def native_for(self, dtype: np.dtype[Any]) -> str | None:
         """Return the name of ringcomm's operation with the same result, None if there is none."""
-        operation = self._operation
+        operation = self._named
         if dtype not in operation.native:
             name = operation.name.lower()
             if dtype == np.bool_ and name in LOGICAL:
@@ -133,12 +119,12 @@ class Op(Handle):
             operation.native[dtype] = name if supported and reducible(dtype.name, name) else None
         return operation.native[dtype]
 
-    def fold(self, arrays: Sequence[Array], datatype: Datatype) -> Array:
+    def fold(self, arrays: Sequence[Array], layout: Layout) -> Array:
         """Return a0 op a1 op …, of arrays of packed elements."""
-        operation = self._operation
+        operation = self._named
         if operation.arrays is None:
-            return self._fold_by_user(arrays, datatype)
-        base = arrays[0].dtype if datatype.base is None else datatype.base
+            return self._fold_by_user(arrays, layout)
+        base = arrays[0].dtype if layout.base is None else layout.base
         if base.kind not in operation.kinds:
             raise failure(ERR_OP, f"MPI_{operation.name} is not defined for elements of {base}")
         result = arrays[0].copy()
@@ -146,24 +132,24 @@ class Op(Handle):
             result = operation.arrays(result, array).astype(base, copy=False)
         return result
 
-    def _fold_by_user(self, arrays: Sequence[Array], datatype: Datatype) -> Array:
+    def _fold_by_user(self, arrays: Sequence[Array], layout: Layout) -> Array:
         # The function computes inout = in op inout: the last array comes first.
-        count = arrays[0].nbytes // max(datatype.size, 1)
-        inout = _laid_out(arrays[-1], datatype, count)
+        count, datatype = arrays[0].nbytes // max(layout.size, 1), handle_of(layout)
+        inout = _laid_out(arrays[-1], layout, count)
         for array in arrays[-2::-1]:
-            self._operation.call(_laid_out(array, datatype, count), inout, datatype)
-        return datatype.pack(inout.view(np.ndarray), -datatype.lb, count)
+            self._named.call(_laid_out(array, layout, count), inout, datatype)
+        return layout.pack(inout.view(np.ndarray), -layout.lb, count)
 
 
-def _laid_out(array: Array, datatype: Datatype, count: int) -> buffer:
-    """Return a buffer with the elements as the datatype lays them out, from its lower bound on."""
-    lb, extent, end = datatype.lb, datatype.extent, datatype.true_lb + datatype.true_extent
-    if extent < 0 or datatype.true_lb < lb:
+def _laid_out(array: Array, layout: Layout, count: int) -> buffer:
+    """Return a buffer with the elements as they are laid out, from the lower bound on."""
+    lb, extent, end = layout.lb, layout.extent, layout.true_lb + layout.true_extent
+    if extent < 0 or layout.true_lb < lb:
         expected = "a datatype whose data lies after its lower bound, with an extent >= 0, for a user-defined operation"
-        raise failure(ERR_TYPE, f"expected {expected}; got data from {datatype.true_lb} on, {lb=}, {extent=}")
+        raise failure(ERR_TYPE, f"expected {expected}; got data from {layout.true_lb} on, {lb=}, {extent=}")
     length = max(count * extent, (count - 1) * extent + end - lb)  # of a resized type, the last element may be longer
-    data = buffer.allocate(length, clear=not datatype.contiguous)
-    datatype.unpack(array, data.view(np.ndarray), -datatype.lb, count)
+    data = buffer.allocate(length, clear=not layout.contiguous)
+    layout.unpack(array, data.view(np.ndarray), -layout.lb, count)
     return data
 
 
@@ -210,8 +196,6 @@ MINLOC = _predefine(
 )
 REPLACE = _predefine("REPLACE", lambda x, y: y, lambda x, y: y, "biufcV", False)
 NO_OP = _predefine("NO_OP", lambda x, y: x, lambda x, y: x, "biufcV", False)
-
-PREDEFINED = (MAX, MIN, SUM, PROD, LAND, BAND, LOR, BOR, LXOR, BXOR, MAXLOC, MINLOC, REPLACE, NO_OP)
 
 __all__ = [
     *("BAND", "BOR", "BXOR", "LAND", "LOR", "LXOR", "MAX", "MAXLOC", "MIN", "MINLOC", "NO_OP", "OP_NULL", "PROD"),

@@ -7,19 +7,21 @@ from typing import Any
 import numpy as np
 
 from ringcomm.mpi4py.base.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
-from ringcomm.mpi4py.base.errors import ERR_RANK, ERR_TAG, FAILURES, failure, handled
-from ringcomm.mpi4py.base.integers import integer, integral
+from ringcomm.mpi4py.base.errors import ERR_RANK, ERR_TAG, failure, handled
+from ringcomm.mpi4py.base.integers import integer
 from ringcomm.mpi4py.buffers.specification import received, sent
 from ringcomm.mpi4py.calls.message import FROM_PROC_NULL
+from ringcomm.mpi4py.groups.context import Context
 from ringcomm.mpi4py.requests.operations import DONE, Done, PendingOperation, Persistent, fill
 from ringcomm.mpi4py.requests.request import Prequest, Request
 from ringcomm.mpi4py.requests.status import Status
 from ringcomm.transports import messages
 from ringcomm.transports.requests import RECEIVE, SEND, SYNCHRONOUS_SEND
 
-__all__ = ["LARGEST_TAG", "PointToPoint", "is_proc_null", "match_tag"]
+__all__ = ["LARGEST_TAG", "MATCH_ANY", "PointToPoint", "is_proc_null", "match_tag"]
 
 LARGEST_TAG = 2**31 - 1
+MATCH_ANY = messages.ANY_TAG
 PLAIN = frozenset(map(np.dtype, "?bBhHiIlLqQfdFD"))  # dtypes of arrays that need no look at their specification
 
 ndarray = np.ndarray
@@ -28,36 +30,21 @@ ndarray = np.ndarray
 class PointToPoint:
     """The methods of a communicator that send and receive arrays."""
 
-    _object: Any  # a Context
+    _object: Context
 
     # --- Blocking -----------------------------------------------------------------------------------------------------
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send an array."""
-        context = self._object
         if type(dest) is not int or type(tag) is not int:
             dest, tag = integer(dest), integer(tag)
-        try:
-            if (
-                dest >= 0
-                and 0 <= tag <= LARGEST_TAG
-                and context.fast.send(buf, dest, tag, None, False) is not NotImplemented
-            ):
-                return
-            if (data := _outgoing(buf, dest, tag)) is not None:
-                context.messages.send(data, dest, tag)
-        except FAILURES as error:
-            context.fail(error)
+        plain = dest >= 0 and 0 <= tag <= LARGEST_TAG
+        if not plain or self._object.fast.send(buf, dest, tag, None, False) is NotImplemented:
+            self._send(buf, dest, tag)
 
-    @integral
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send an array, and wait until its receive has started."""
-        context = self._object
-        try:
-            if (data := _outgoing(buf, dest, tag)) is not None:
-                context.messages.send(data, dest, tag, True)
-        except FAILURES as error:
-            context.fail(error)
+        self._send(buf, dest, tag, True)
 
     @handled
     def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
@@ -66,20 +53,15 @@ class PointToPoint:
 
     def Recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> None:
         """Receive an array."""
-        context = self._object
+        found: Any = NotImplemented
         if type(source) is not int or type(tag) is not int:
             source, tag = integer(source), integer(tag)
-        try:
-            tag = match_tag(tag)
-            found = FROM_PROC_NULL if source == PROC_NULL else context.fast.recv_message(buf, source, tag)
-            if found is NotImplemented:
-                buffer = received(buf)
-                found = context.messages.recv(buffer.target(), source, tag)
-                buffer.store(found.size)
-            if status is not None:
-                fill(status, messages.Envelope(*found))
-        except FAILURES as error:
-            context.fail(error)
+        if ANY_TAG <= tag <= LARGEST_TAG:
+            found = self._object.fast.recv_message(buf, source, MATCH_ANY if tag == ANY_TAG else tag)
+        if found is NotImplemented:
+            found = self._recv(buf, source, tag)
+        if status is not None:
+            fill(status, messages.Envelope(*found))
 
     def Sendrecv(
         self,
@@ -92,23 +74,17 @@ class PointToPoint:
         status: Status | None = None,
     ) -> None:
         """Send one array and receive another at once."""
-        context = self._object
+        found: Any = NotImplemented
         if not (type(dest) is type(source) is type(sendtag) is type(recvtag) is int):
             dest, source, sendtag, recvtag = map(integer, (dest, source, sendtag, recvtag))
-        try:
-            found: Any = NotImplemented
-            if 0 <= sendtag <= LARGEST_TAG:
-                tag = match_tag(recvtag)
-                found = context.fast.sendrecv_message(sendbuf, dest, sendtag, recvbuf, source, tag)
-            if found is NotImplemented:
-                data = _outgoing(sendbuf, dest, sendtag)
-                self._exchange(data, dest, sendtag, recvbuf, source, recvtag).complete(status)
-            elif status is not None:
-                fill(status, messages.Envelope(*found))
-        except FAILURES as error:
-            context.fail(error)
+        if 0 <= sendtag <= LARGEST_TAG and ANY_TAG <= recvtag <= LARGEST_TAG:
+            match = MATCH_ANY if recvtag == ANY_TAG else recvtag
+            found = self._object.fast.sendrecv_message(sendbuf, dest, sendtag, recvbuf, source, match)
+        if found is NotImplemented:
+            self._exchange(sendbuf, dest, sendtag, recvbuf, source, recvtag).complete(status)
+        elif status is not None:
+            fill(status, messages.Envelope(*found))
 
-    @handled
     def Sendrecv_replace(
         self,
         buf: Any,
@@ -119,7 +95,7 @@ class PointToPoint:
         status: Status | None = None,
     ) -> None:
         """Send an array, and receive another one in its place."""
-        self._exchange(_copied(_outgoing(buf, dest, sendtag)), dest, sendtag, buf, source, recvtag).complete(status)
+        self._exchange(buf, dest, sendtag, buf, source, recvtag, copies=True).complete(status)
 
     # --- Nonblocking --------------------------------------------------------------------------------------------------
 
@@ -128,22 +104,14 @@ class PointToPoint:
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """Start to send an array."""
         context = self._object
-        try:
-            request = context.requests.isend(context, buf, dest, tag)
-            return self._started_send(buf, dest, tag) if request is NotImplemented else request
-        except FAILURES as error:
-            context.fail(error)
-            raise
+        request: Request = context.requests.isend(context, buf, dest, tag)
+        return self._started_send(buf, dest, tag) if request is NotImplemented else request
 
     def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """Start to send an array; the send is complete once its receive has started."""
         context = self._object
-        try:
-            request = context.requests.issend(context, buf, dest, tag)
-            return self._started_send(buf, dest, tag, True) if request is NotImplemented else request
-        except FAILURES as error:
-            context.fail(error)
-            raise
+        request: Request = context.requests.issend(context, buf, dest, tag)
+        return self._started_send(buf, dest, tag, True) if request is NotImplemented else request
 
     @handled
     def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
@@ -153,14 +121,9 @@ class PointToPoint:
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         """Start to receive an array."""
         context = self._object
-        try:
-            request = context.requests.irecv(context, buf, source, tag)
-            return self._started_receive(buf, source, tag) if request is NotImplemented else request
-        except FAILURES as error:
-            context.fail(error)
-            raise
+        request: Request = context.requests.irecv(context, buf, source, tag)
+        return self._started_receive(buf, source, tag) if request is NotImplemented else request
 
-    @handled
     def Isendrecv(
         self,
         sendbuf: Any,
@@ -171,16 +134,13 @@ class PointToPoint:
         recvtag: int = ANY_TAG,
     ) -> Request:
         """Start to send one array and to receive another."""
-        data = _outgoing(sendbuf, dest, sendtag)
-        return Request._of(self._exchange(data, dest, sendtag, recvbuf, source, recvtag))
+        return Request._of(self._exchange(sendbuf, dest, sendtag, recvbuf, source, recvtag))
 
-    @handled
     def Isendrecv_replace(
         self, buf: Any, dest: int, sendtag: int = 0, source: int = ANY_SOURCE, recvtag: int = ANY_TAG
     ) -> Request:
         """Start to send an array, and to receive another one in its place."""
-        data = _copied(_outgoing(buf, dest, sendtag))
-        return Request._of(self._exchange(data, dest, sendtag, buf, source, recvtag))
+        return Request._of(self._exchange(buf, dest, sendtag, buf, source, recvtag, copies=True))
 
     # --- Persistent ---------------------------------------------------------------------------------------------------
 
@@ -213,13 +173,28 @@ class PointToPoint:
     # A ready send may take advantage of a receive that has started; here it is an ordinary one.
     Rsend, Irsend, Rsend_init = Send, Isend, Send_init
 
-    # --- Helpers: their callers pass errors to the error handler ------------------------------------------------------
+    # --- The general way ----------------------------------------------------------------------------------------------
 
-    @integral
+    @handled
+    def _send(self, buf: Any, dest: int, tag: int, synchronous: bool = False) -> None:
+        if (data := _outgoing(buf, dest, tag)) is not None:
+            self._object.messages.send(data, dest, tag, synchronous)
+
+    @handled
+    def _recv(self, buf: Any, source: int, tag: int) -> messages.Envelope:
+        tag = match_tag(tag)
+        if source == PROC_NULL:
+            return FROM_PROC_NULL
+        buffer = received(buf)
+        found = self._object.messages.recv(buffer.target(), source, tag)
+        buffer.store(found.size)
+        return found
+
+    @handled
     def _started_send(self, buf: Any, dest: int, tag: int, synchronous: bool = False) -> Request:
         return Request._of(self._isend(_outgoing(buf, dest, tag), dest, tag, synchronous))
 
-    @integral
+    @handled
     def _started_receive(self, buf: Any, source: int, tag: int) -> Request:
         return Request._of(self._irecv_buffer(_incoming(buf, source), source, tag))
 
@@ -245,14 +220,19 @@ class PointToPoint:
             return self._irecv(None, source, tag)
         return self._irecv(buffer.target(), source, tag, lambda envelope: buffer.store(envelope.size))
 
+    @handled
     def _exchange(
-        self, data: Any, dest: int, sendtag: int, recvbuf: Any, source: int, recvtag: int
+        self, sendbuf: Any, dest: int, sendtag: int, recvbuf: Any, source: int, recvtag: int, copies: bool = False
     ) -> PendingOperation:
-        """Start a send and a receive; if the arguments of one are wrong, neither."""
+        """Start a send, of a copy if `copies`, and a receive; if the arguments of one are wrong, neither."""
+        data = _outgoing(sendbuf, dest, sendtag)
+        data = data.copy() if copies and data is not None else data
         self._check_receive(source, recvtag)
         buffer = _incoming(recvbuf, source)
         send = self._isend(data, dest, sendtag)  # which checks the destination before it starts
         return self._irecv_buffer(buffer, source, recvtag).with_send(send)
+
+    # The callers of these are `handled`.
 
     def _prepare_send(
         self, kind: int | None, buf: Any, dest: int, tag: int, start: Callable[[Any, int, int], PendingOperation]
@@ -284,10 +264,6 @@ def _outgoing(buf: Any, dest: int, tag: int) -> Any:
     return sent(buf).data()
 
 
-def _copied(data: Any) -> Any:
-    return None if data is None else data.copy()
-
-
 def _incoming(buf: Any, source: int) -> Any:
     """Return the buffer to receive in, None for a receive from PROC_NULL."""
     return None if source == PROC_NULL else received(buf)
@@ -296,7 +272,7 @@ def _incoming(buf: Any, source: int) -> Any:
 def match_tag(tag: int) -> int:
     """Return the tag that ringcomm is to match."""
     if tag == ANY_TAG:
-        return messages.ANY_TAG
+        return MATCH_ANY
     if not 0 <= tag <= LARGEST_TAG:
         raise failure(ERR_TAG, f"tag: expected a number from 0 to {LARGEST_TAG}, or ANY_TAG, got {tag}")
     return tag

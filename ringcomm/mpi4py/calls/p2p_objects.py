@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 
 from ringcomm.mpi4py.base.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
-from ringcomm.mpi4py.base.errors import FAILURES, handled
+from ringcomm.mpi4py.base.errors import handled
 from ringcomm.mpi4py.base.integers import integer
 from ringcomm.mpi4py.base.options import options
 from ringcomm.mpi4py.calls.message import FROM_PROC_NULL, unpickled
-from ringcomm.mpi4py.calls.p2p import LARGEST_TAG, PointToPoint, is_proc_null, match_tag
+from ringcomm.mpi4py.calls.p2p import LARGEST_TAG, MATCH_ANY, PointToPoint, is_proc_null, match_tag
 from ringcomm.mpi4py.calls.pickling import pickle
 from ringcomm.mpi4py.requests.operations import fill
 from ringcomm.mpi4py.requests.request import Request
 from ringcomm.mpi4py.requests.status import Status
-from ringcomm.transports.messages import ANY_TAG as MATCH_ANY
+from ringcomm.transports.messages import Envelope
 
 __all__ = ["ObjectsPointToPoint"]
 
@@ -25,22 +25,15 @@ class ObjectsPointToPoint(PointToPoint):
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object, pickled."""
-        context = self._object
         if type(dest) is not int or type(tag) is not int:
             dest, tag = integer(dest), integer(tag)
-        try:
-            if 0 <= tag <= LARGEST_TAG and context.fast.send_object(obj, dest, tag, pickle.codec) is not NotImplemented:
-                return
-            if (data := _outgoing(obj, dest, tag)) is not None:
-                context.messages.send(data, dest, tag)
-        except FAILURES as error:
-            context.fail(error)
+        plain, fast = 0 <= tag <= LARGEST_TAG, self._object.fast
+        if not plain or fast.send_object(obj, dest, tag, pickle.codec) is NotImplemented:
+            self._send_object(obj, dest, tag)
 
-    @handled
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object, and wait until its receive has started."""
-        if (data := _outgoing(obj, dest, tag)) is not None:
-            self._object.messages.send(data, dest, tag, True)
+        self._send_object(obj, dest, tag, True)
 
     @handled
     def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
@@ -56,14 +49,9 @@ class ObjectsPointToPoint(PointToPoint):
         if source == PROC_NULL:
             fill(status, FROM_PROC_NULL)
             return None
-        context = self._object
-        try:
-            tag = MATCH_ANY if tag == ANY_TAG else match_tag(tag)
-            if status is None:
-                return context.fast.recv_object(source, tag, pickle.codec)
-            data, envelope = context.messages.recv_bytes(source, tag)
-        except FAILURES as error:
-            context.fail(error)
+        if status is None and ANY_TAG <= tag <= LARGEST_TAG:
+            return self._object.fast.recv_object(source, MATCH_ANY if tag == ANY_TAG else tag, pickle.codec)
+        data, envelope = self._recv_bytes(source, tag)
         fill(status, envelope)
         return unpickled(data)
 
@@ -109,6 +97,15 @@ class ObjectsPointToPoint(PointToPoint):
         else:
             data = np.frombuffer(buf, np.uint8)
         return Request._of(self._irecv(data, source, tag, lambda envelope: unpickled(data[: envelope.size])))
+
+    @handled
+    def _send_object(self, obj: Any, dest: int, tag: int, synchronous: bool = False) -> None:
+        if (data := _outgoing(obj, dest, tag)) is not None:
+            self._object.messages.send(data, dest, tag, synchronous)
+
+    @handled
+    def _recv_bytes(self, source: int, tag: int) -> tuple[bytes, Envelope]:
+        return self._object.messages.recv_bytes(source, match_tag(tag))
 
 
 def _outgoing(obj: Any, dest: int, tag: int) -> Any:

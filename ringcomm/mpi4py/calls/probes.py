@@ -6,6 +6,7 @@ from ringcomm.mpi4py.base.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from ringcomm.mpi4py.base.errors import handled
 from ringcomm.mpi4py.calls.message import FROM_PROC_NULL, MESSAGE_NO_PROC, Message, Taken
 from ringcomm.mpi4py.calls.p2p import match_tag
+from ringcomm.mpi4py.groups.context import Context
 from ringcomm.mpi4py.requests.operations import fill
 from ringcomm.mpi4py.requests.status import Status
 
@@ -15,7 +16,7 @@ __all__ = ["Probes"]
 class Probes:
     """The probes of a communicator."""
 
-    _object: Any  # a Context
+    _object: Context
 
     @handled
     def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Literal[True]:

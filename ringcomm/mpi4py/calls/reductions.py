@@ -1,6 +1,6 @@
 """Reductions of arrays: by ringcomm where it has the operation for the dtype; else gathered, and folded by NumPy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,25 +18,17 @@ Array = NDArray[Any]
 
 def reduce(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Plan:
     """Reduce the arrays of all ranks on `root`."""
-    if context.rank == context.check_root(root):
-        sent, received = _reduced(sendbuf, recvbuf)
-    else:
-        sent, received = whole(sendbuf), None
+    is_root = context.rank == context.check_root(root)
+    sent, received = _reduced(sendbuf, recvbuf) if is_root else (whole(sendbuf), None)
     name = _native(op, sent)
 
     def start(at_once: bool) -> Any:
         data = sent.data()
         if name is None:
             return context.comm.gather(as_bytes(data), None, root, async_op=at_once)
-        return context.comm.reduce(
-            data, name, root, None if received is None else _target(received, sent, data), async_op=at_once
-        )
+        return context.comm.reduce(data, name, root, _target(received, sent, data), async_op=at_once)
 
-    if received is None:
-        return Plan(start)
-    return Plan(
-        start, _folded(context, op, received, sent, slice(None)) if name is None else lambda _: received.store()
-    )
+    return Plan(start, _finish(context, op, name, received, sent))
 
 
 def allreduce(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
@@ -50,27 +42,23 @@ def allreduce(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
             return context.comm.all_gather(as_bytes(data), async_op=at_once)
         return context.comm.all_reduce(data, name, _target(received, sent, data), async_op=at_once)
 
-    return Plan(
-        start, _folded(context, op, received, sent, slice(None)) if name is None else lambda _: received.store()
-    )
+    return Plan(start, _finish(context, op, name, received, sent))
 
 
 def scan(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
     """Reduce the arrays of the ranks up to this one."""
-    sent, received = _reduced(sendbuf, recvbuf)
-    return Plan(
-        lambda at_once: context.comm.all_gather(as_bytes(sent.data()), async_op=at_once),
-        _folded(context, op, received, sent, slice(context.rank + 1)),
-    )
+    return _scan(context, sendbuf, recvbuf, op, context.rank + 1)
 
 
 def exscan(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
     """Reduce the arrays of the ranks below this one. The array received on rank 0 is unchanged."""
+    return _scan(context, sendbuf, recvbuf, op, context.rank)
+
+
+def _scan(context: Any, sendbuf: Any, recvbuf: Any, op: Op, ranks: int) -> Plan:
     sent, received = _reduced(sendbuf, recvbuf)
-    return Plan(
-        lambda at_once: context.comm.all_gather(as_bytes(sent.data()), async_op=at_once),
-        _folded(context, op, received, sent, slice(context.rank)) if context.rank else None,
-    )
+    finish = _finish(context, op, None, received, sent, ranks) if ranks else None
+    return Plan(lambda at_once: context.comm.all_gather(as_bytes(sent.data()), async_op=at_once), finish)
 
 
 def reduce_scatter_block(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
@@ -116,14 +104,14 @@ def _reduce_scatter(context: Any, sent: Any, received: Any, counts: list[int], o
             return context.comm.reduce_scatter(
                 data, name, np.empty(rows[context.rank], data.dtype), rows, async_op=at_once
             )
-        lengths = [count * sent.type.size for count in counts]
+        lengths = [count * sent.layout.size for count in counts]
         gathered = np.empty(lengths[context.rank] * context.size, np.uint8)
         expected = [lengths[context.rank]] * context.size
         return context.comm.all_to_all(as_bytes(data), gathered, lengths, expected, async_op=at_once)
 
     def finish(result: Array) -> None:
         if name is None:
-            result = _fold(op, result.reshape(context.size, -1), sent, slice(None))
+            result = _fold(op, result.reshape(context.size, -1), sent)
         _put(received, result, mine)
 
     return Plan(start, finish)
@@ -144,45 +132,49 @@ def _reduced(sendbuf: Any, recvbuf: Any) -> tuple[Any, Any]:
 def _all_blocks(spec: Any, size: int) -> Buffer:
     """Return one buffer of `size` equal blocks. A count in the specification is that of one block."""
     blocks = divided(spec, size)
-    return Buffer(blocks.region, blocks.offsets[0], sum(blocks.counts), blocks.types[0])
+    return Buffer(blocks.region, blocks.offsets[0], sum(blocks.counts), blocks.layouts[0])
 
 
 def _check_types(sent: Any, received: Any) -> None:
-    if sent.type != received.type:
+    if sent.layout is not received.layout:
         raise ValueError("mismatch in send and receive MPI datatypes")
 
 
 def _native(op: Op, sent: Any) -> str | None:
     if not isinstance(op, Op):
         raise TypeError(f"op: expected an MPI.Op, such as MPI.SUM, got {op!r}")
-    return None if sent.type.base is None else op.native_for(sent.type.base)
+    return None if sent.layout.base is None else op.native_for(sent.layout.base)
 
 
-def _target(received: Any, sent: Any, data: Array) -> Array:
-    """Return where a native reduction writes: in place if `sent` is `received`."""
-    target: Array = received.target()
+def _target(received: Any, sent: Any, data: Array) -> Any:
+    """Return where a native reduction writes, None if nowhere: in place if `sent` is `received`."""
+    if received is None:
+        return None
+    target = received.target()
     if received is sent and not np.may_share_memory(target, data):
         target[:] = data
     return target
 
 
-def _folded(context: Any, op: Op, received: Any, sent: Any, ranks: slice) -> Callable[[Array], None]:
-    """Return what folds the gathered arrays of some ranks into the array received."""
+def _finish(context: Any, op: Op, name: str | None, received: Any, sent: Any, ranks: int | None = None) -> Any:
+    """Return what stores the result: of ringcomm's operation, or the gathered arrays of the first ranks, folded."""
+    if received is None or name is not None:
+        return None if received is None else lambda _: received.store()
     op = Op(op)  # a handle of its own: the program may free its handle meanwhile
 
     def finish(gathered: Array) -> None:
-        _put(received, _fold(op, gathered.reshape(context.size, -1), sent, ranks), sent.count)
+        _put(received, _fold(op, gathered.reshape(context.size, -1)[:ranks], sent), sent.count)
 
     return finish
 
 
-def _fold(op: Op, gathered: Array, sent: Any, ranks: slice) -> Array:
-    dtype = np.uint8 if sent.type.base is None else sent.type.base
-    return op.fold([each.view(dtype) for each in gathered[ranks]], sent.type)
+def _fold(op: Op, gathered: Array, sent: Any) -> Array:
+    dtype = np.uint8 if sent.layout.base is None else sent.layout.base
+    return op.fold([each.view(dtype) for each in gathered], sent.layout)
 
 
 def _put(received: Any, result: Array, count: int) -> None:
     """Store `count` elements at the start of the array received."""
     target = received.target()
     target[: result.size] = result
-    received.store(count * received.type.size)
+    received.store(count * received.layout.size)

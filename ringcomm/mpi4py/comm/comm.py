@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, cast
 
 import numpy as np
 
 from ringcomm.bootstrap.place import host_id
 from ringcomm.mpi4py.base import constants, errors
 from ringcomm.mpi4py.base.attributes import Attributes
-from ringcomm.mpi4py.base.errors import ERR_ARG, ERR_COMM, ERR_ERRHANDLER, Errhandler, failure, handled
+from ringcomm.mpi4py.base.errhandlers import Errhandler
+from ringcomm.mpi4py.base.errors import ERR_ARG, ERR_COMM, ERR_ERRHANDLER, failure, handled
 from ringcomm.mpi4py.base.handles import Handle, constant
 from ringcomm.mpi4py.base.info import INFO_NULL, Info
-from ringcomm.mpi4py.base.unsupported import unsupported
-from ringcomm.mpi4py.calls.nonblocking import NonblockingCollectives
+from ringcomm.mpi4py.base.unsupported import Unsupported
+from ringcomm.mpi4py.calls.collectives import Collectives
 from ringcomm.mpi4py.calls.objects import Objects
 from ringcomm.mpi4py.calls.p2p import LARGEST_TAG
 from ringcomm.mpi4py.calls.p2p_objects import ObjectsPointToPoint
@@ -36,10 +37,10 @@ PREDEFINED = {  # attributes of all communicators
 }
 
 
-class Comm(Attributes, ObjectsPointToPoint, Probes, Buffered, NonblockingCollectives, Objects, Handle):
+class Comm(Attributes, ObjectsPointToPoint, Probes, Buffered, Collectives, Objects, Handle):
     """A communicator."""
 
-    _object: Any = NULL  # or a Context
+    _object: Context = cast(Context, NULL)
 
     @classmethod
     def fromhandle(cls, handle: int) -> Any:
@@ -51,13 +52,11 @@ class Comm(Attributes, ObjectsPointToPoint, Probes, Buffered, NonblockingCollect
 
     def Get_size(self) -> int:
         """Return the number of ranks."""
-        size: int = self._object.size
-        return size
+        return self._object.size
 
     def Get_rank(self) -> int:
         """Return the rank of this process."""
-        rank: int = self._object.rank
-        return rank
+        return self._object.rank
 
     def Get_group(self) -> Group:
         """Return the group of the ranks."""
@@ -65,8 +64,7 @@ class Comm(Attributes, ObjectsPointToPoint, Probes, Buffered, NonblockingCollect
 
     def Get_name(self) -> str:
         """Return the name."""
-        name: str = self._object.name if self else "MPI_COMM_NULL"
-        return name
+        return self._object.name if self else "MPI_COMM_NULL"
 
     def Set_name(self, name: str) -> None:
         """Set the name."""
@@ -115,8 +113,7 @@ class Comm(Attributes, ObjectsPointToPoint, Probes, Buffered, NonblockingCollect
 
     @property
     def _attributes(self) -> dict[int, Any]:  # type: ignore[override]
-        attributes: dict[int, Any] = self._object.attributes
-        return attributes
+        return self._object.attributes
 
     @handled
     def Get_attr(self, keyval: int) -> Any:
@@ -141,21 +138,15 @@ class Comm(Attributes, ObjectsPointToPoint, Probes, Buffered, NonblockingCollect
         self._copy_attributes(duplicate)
         return duplicate
 
-    def Dup_with_info(self, info: Info) -> Self:
-        """Duplicate the communicator, with other hints."""
-        return self.Dup(info)
+    def Idup(self, info: Info | None = None) -> tuple[Self, Request]:
+        """Duplicate the communicator; the request is complete."""
+        return self.Dup(info), Request._of(PendingOperation(self._object, DONE))
 
     def Clone(self) -> Self:
         """Duplicate the communicator."""
         return self.Dup()
 
-    def Idup(self, info: Info | None = None) -> tuple[Self, Request]:
-        """Duplicate the communicator; the request is complete."""
-        return self.Dup(info), Request._of(PendingOperation(self._object, DONE))
-
-    def Idup_with_info(self, info: Info) -> tuple[Self, Request]:
-        """Duplicate the communicator, with other hints; the request is complete."""
-        return self.Idup(info)
+    Dup_with_info, Idup_with_info = Dup, Idup
 
     @handled
     def Create(self, group: Group) -> Any:
@@ -190,21 +181,15 @@ class Comm(Attributes, ObjectsPointToPoint, Probes, Buffered, NonblockingCollect
         context.free()
         self._nullify()
 
-    def free(self) -> None:
-        """Free the communicator, unless the handle is null or a constant. Of a predefined one, only the handle."""
-        if self and not self._object.predefined:
-            self.Free()
-        elif not self._is_constant:
-            self._nullify()
+    @property
+    def _is_predefined(self) -> bool:
+        return not self or self._object.predefined
 
-    def Disconnect(self) -> None:
-        """Free the communicator."""
-        self.Free()
+    Disconnect = Free
 
     @property
     def _world_rank(self) -> int:
-        rank: int = self._object.ranks[self._object.rank]
-        return rank
+        return self._object.ranks[self._object.rank]
 
     def _split(self, color: int | None, key: int, topology: Topology | None = None) -> Context | None:
         """Make a communicator of the ranks with the same color; None without a color. Callers are `handled`."""
@@ -244,22 +229,21 @@ class Comm(Attributes, ObjectsPointToPoint, Probes, Buffered, NonblockingCollect
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
         """End this process with the code, and all others of the job with an error."""
-        context: Context = self._object
-        context.abort(errorcode, f"MPI_Abort({errorcode})")
+        self._object.abort(errorcode, f"MPI_Abort({errorcode})")
 
     @classmethod
     def Get_parent(cls) -> Intercomm:
         """Return a null handle: no process has spawned this one."""
         return Intercomm()
 
-    Join = staticmethod(unsupported("Comm.Join", "start all ranks with one launcher"))
-    Revoke = unsupported("Comm.Revoke", "a lost process breaks a communicator by itself")
-    Is_revoked = unsupported("Comm.Is_revoked", "calls on a broken communicator raise the first error")
-    Get_failed = Ack_failed = unsupported("Comm.Get_failed", "the error of a call names the lost process")
-    Agree = Iagree = unsupported("Comm.Agree", "use Allreduce with BAND")
-    Shrink = Ishrink = unsupported("Comm.Shrink", "restart the job without the lost process")
-    Psend_init = unsupported("Comm.Psend_init", "send each part by Isend")
-    Precv_init = unsupported("Comm.Precv_init", "receive each part by Irecv")
+    Join = Unsupported("start all ranks with one launcher")
+    Revoke = Unsupported("a lost process breaks a communicator by itself")
+    Is_revoked = Unsupported("calls on a broken communicator raise the first error")
+    Get_failed = Ack_failed = Unsupported("the error of a call names the lost process")
+    Agree = Iagree = Unsupported("use Allreduce with BAND")
+    Shrink = Ishrink = Unsupported("restart the job without the lost process")
+    Psend_init = Unsupported("send each part by Isend")
+    Precv_init = Unsupported("receive each part by Irecv")
 
 
 class Intercomm(Comm):
@@ -269,21 +253,14 @@ class Intercomm(Comm):
     def _check_kind(cls, named: Any) -> None:  # noqa: ARG003
         raise TypeError("expected an intercommunicator")
 
-    Create_from_groups = staticmethod(unsupported("Intercomm.Create_from_groups", "use Intracomm.Create_from_group"))
+    Create_from_groups = Unsupported("use Intracomm.Create_from_group")
 
-    def Get_remote_group(self) -> NoReturn:
+    def Get_remote_group(self, *_: Any, **__: Any) -> NoReturn:
         """Raise the error of a null handle."""
         raise null_handle()
 
-    def Get_remote_size(self) -> NoReturn:
-        """Raise the error of a null handle."""
-        raise null_handle()
-
-    def Merge(self, high: bool = False) -> NoReturn:  # noqa: ARG002
-        """Raise the error of a null handle."""
-        raise null_handle()
-
-    remote_group, remote_size = property(Get_remote_group), property(Get_remote_size)
+    Get_remote_size = Merge = Get_remote_group
+    remote_group = remote_size = property(Get_remote_group)
 
 
 COMM_NULL: Comm = constant("COMM_NULL", Comm())

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringcomm.mpi4py.base import constants
-from ringcomm.mpi4py.base.errors import ERR_COMM, ERR_DIMS, ERR_TOPOLOGY, FAILURES, Errhandler, failure, handled
+from ringcomm.mpi4py.base.errhandlers import Errhandler
+from ringcomm.mpi4py.base.errors import ERR_COMM, ERR_DIMS, ERR_TOPOLOGY, FAILURES, failure, handled
 from ringcomm.mpi4py.base.info import INFO_NULL, Info
-from ringcomm.mpi4py.base.unsupported import unsupported
+from ringcomm.mpi4py.base.unsupported import Unsupported
 from ringcomm.mpi4py.comm.comm import Comm
 from ringcomm.mpi4py.groups import create_group as members
 from ringcomm.mpi4py.groups.context import KINDS, OPEN, Context
@@ -126,16 +127,12 @@ class Intracomm(Comm):
         if topology.nodes > self._object.size:
             code = ERR_DIMS if isinstance(topology, Cart) else ERR_TOPOLOGY
             raise failure(code, f"expected at most {self._object.size} nodes, as many as ranks, got {topology.nodes}")
-        rank: int = self._object.rank
+        rank = self._object.rank
         return rank if rank < topology.nodes else constants.UNDEFINED
 
-    Create_intercomm = unsupported(
-        "Intracomm.Create_intercomm", "use Create or Split, and send by the ranks of both groups"
-    )
-    Spawn = unsupported("Intracomm.Spawn", "start all ranks with ringcomm run, or use mpi4py.futures")
-    Spawn_multiple = unsupported("Intracomm.Spawn_multiple", "start all ranks with ringcomm run, or use mpi4py.futures")
-    Accept = unsupported("Intracomm.Accept", "start all ranks with one launcher")
-    Connect = unsupported("Intracomm.Connect", "start all ranks with one launcher")
+    Create_intercomm = Unsupported("use Create or Split, and send by the ranks of both groups")
+    Spawn = Spawn_multiple = Unsupported("start all ranks with ringcomm run, or use mpi4py.futures")
+    Accept = Connect = Unsupported("start all ranks with one launcher")
 
 
 def _any_context() -> Context:

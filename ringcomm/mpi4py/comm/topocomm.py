@@ -18,6 +18,7 @@ class Topocomm(Neighbors, Intracomm):
     """A communicator with a topology."""
 
     _topologies: ClassVar[tuple[type, ...]] = (Cart, Graph, DistGraph)
+    _topology = property(lambda self: self._object.topology)
 
     @classmethod
     def _check_kind(cls, named: Any) -> None:
@@ -27,7 +28,7 @@ class Topocomm(Neighbors, Intracomm):
     @property
     def inoutedges(self) -> tuple[list[int], list[int]]:
         """The ranks from which, and to which, the neighborhood collectives communicate."""
-        edges: tuple[list[int], list[int]] = self._object.topology.edges_of(self._object.rank)
+        edges: tuple[list[int], list[int]] = self._topology.edges_of(self._object.rank)
         return edges
 
     @property
@@ -40,30 +41,20 @@ class Topocomm(Neighbors, Intracomm):
         """The ranks to which the neighborhood collectives communicate."""
         return self.inoutedges[1]
 
-    @property
-    def indegree(self) -> int:
-        """The number of inedges."""
-        return len(self.inedges)
-
-    @property
-    def outdegree(self) -> int:
-        """The number of outedges."""
-        return len(self.outedges)
-
-    @property
-    def degrees(self) -> tuple[int, int]:
-        """The numbers of inedges and outedges."""
-        return self.indegree, self.outdegree
+    indegree = property(lambda self: len(self.inedges), doc="The number of inedges.")
+    outdegree = property(lambda self: len(self.outedges), doc="The number of outedges.")
+    degrees = property(lambda self: (self.indegree, self.outdegree), doc="The numbers of inedges and outedges.")
 
 
 class Cartcomm(Topocomm):
     """A communicator whose ranks form a grid."""
 
     _topologies = (Cart,)
+    _topology: Cart
 
     def Get_dim(self) -> int:
         """Return the number of dimensions."""
-        return len(self._object.topology.dims)
+        return len(self._topology.dims)
 
     def Get_topo(self) -> tuple[list[int], list[int], list[int]]:
         """Return the lengths, the periodicity and the coordinates of this rank."""
@@ -72,28 +63,24 @@ class Cartcomm(Topocomm):
     @handled
     def Get_cart_rank(self, coords: Sequence[int]) -> int:
         """Return the rank at some coordinates, which wrap around in periodic dimensions."""
-        rank: int = self._object.topology.rank(coords)
-        return rank
+        return self._topology.rank(coords)
 
     @handled
     def Get_coords(self, rank: int) -> list[int]:
         """Return the coordinates of a rank."""
-        coords: list[int] = self._object.topology.coords(rank)
-        return coords
+        return self._topology.coords(rank)
 
     @handled
     def Shift(self, direction: int, disp: int) -> tuple[int, int]:
         """Return the ranks `disp` steps before and after this one; PROC_NULL beyond the grid."""
-        shifted: tuple[int, int] = self._object.topology.shift(self._object.rank, direction, disp)
-        return shifted
+        return self._topology.shift(self._object.rank, direction, disp)
 
     @handled
     def Sub(self, remain_dims: Sequence[bool]) -> Any:
         """Divide the grid into slices that have the remaining dimensions."""
-        grid: Cart = self._object.topology
+        grid, coords = self._topology, self.coords
         kept = [i for i, remains in enumerate(remain_dims) if remains]
         dropped = [i for i in range(len(grid.dims)) if i not in kept]
-        coords = self.coords
 
         def part(axes: list[int]) -> Cart:
             return Cart(tuple(grid.dims[i] for i in axes), tuple(grid.periods[i] for i in axes))
@@ -103,35 +90,24 @@ class Cartcomm(Topocomm):
 
     dim = ndim = property(Get_dim)
     topo = property(Get_topo)
-
-    @property
-    def dims(self) -> list[int]:
-        """The lengths of the dimensions."""
-        return list(self._object.topology.dims)
-
-    @property
-    def periods(self) -> list[int]:
-        """Which dimensions are periodic."""
-        return list(map(int, self._object.topology.periods))
-
-    @property
-    def coords(self) -> list[int]:
-        """The coordinates of this rank."""
-        return self.Get_coords(self._object.rank)
+    dims = property(lambda self: list(self._topology.dims), doc="The lengths of the dimensions.")
+    periods = property(lambda self: list(map(int, self._topology.periods)), doc="Which dimensions are periodic.")
+    coords = property(lambda self: self.Get_coords(self._object.rank), doc="The coordinates of this rank.")
 
 
 class Graphcomm(Topocomm):
     """A communicator whose ranks form a graph."""
 
     _topologies = (Graph,)
+    _topology: Graph
 
     def Get_dims(self) -> tuple[int, int]:
         """Return the numbers of nodes and edges."""
-        return self._object.topology.nodes, len(self._object.topology.edges)
+        return self._topology.nodes, len(self._topology.edges)
 
     def Get_topo(self) -> tuple[list[int], list[int]]:
         """Return the index and the edges of the graph."""
-        return list(self._object.topology.ends), list(self._object.topology.edges)
+        return list(self._topology.ends), list(self._topology.edges)
 
     def Get_neighbors_count(self, rank: int) -> int:
         """Return the number of neighbors of a rank."""
@@ -140,54 +116,30 @@ class Graphcomm(Topocomm):
     @handled
     def Get_neighbors(self, rank: int) -> list[int]:
         """Return the neighbors of a rank."""
-        neighbors: list[int] = self._object.topology.neighbors(rank)
-        return neighbors
+        return self._topology.neighbors(rank)
 
     dims, topo = property(Get_dims), property(Get_topo)
-
-    @property
-    def nnodes(self) -> int:
-        """The number of nodes."""
-        return self.Get_dims()[0]
-
-    @property
-    def nedges(self) -> int:
-        """The number of edges."""
-        return self.Get_dims()[1]
-
-    @property
-    def index(self) -> list[int]:
-        """For each node, the number of edges of the nodes up to it."""
-        return self.Get_topo()[0]
-
-    @property
-    def edges(self) -> list[int]:
-        """The neighbors of all nodes."""
-        return self.Get_topo()[1]
-
-    @property
-    def neighbors(self) -> list[int]:
-        """The neighbors of this rank."""
-        return self.Get_neighbors(self._object.rank)
-
-    @property
-    def nneighbors(self) -> int:
-        """The number of neighbors of this rank."""
-        return len(self.neighbors)
+    nnodes = property(lambda self: self.dims[0], doc="The number of nodes.")
+    nedges = property(lambda self: self.dims[1], doc="The number of edges.")
+    index = property(lambda self: self.topo[0], doc="For each node, the number of edges of the nodes up to it.")
+    edges = property(lambda self: self.topo[1], doc="The neighbors of all nodes.")
+    neighbors = property(lambda self: self.Get_neighbors(self._object.rank), doc="The neighbors of this rank.")
+    nneighbors = property(lambda self: len(self.neighbors), doc="The number of neighbors of this rank.")
 
 
 class Distgraphcomm(Topocomm):
     """A communicator whose ranks form a graph, of which each rank knows its edges."""
 
     _topologies = (DistGraph,)
+    _topology: DistGraph
 
     def Get_dist_neighbors_count(self) -> tuple[int, int, bool]:
         """Return the numbers of inedges and outedges, and whether they have weights."""
-        return self.indegree, self.outdegree, self._object.topology.weights is not None
+        return self.indegree, self.outdegree, self._topology.weights is not None
 
     def Get_dist_neighbors(self) -> tuple[list[int], list[int], tuple[list[int], list[int]] | None]:
         """Return the inedges, the outedges, and their weights."""
-        return self.inedges, self.outedges, self._object.topology.weights
+        return self.inedges, self.outedges, self._topology.weights
 
 
 KINDS.update({Cart: Cartcomm, Graph: Graphcomm, DistGraph: Distgraphcomm})

@@ -19,14 +19,23 @@ from ringcomm.mpi4py.base.constants import (
     ORDER_F,
 )
 from ringcomm.mpi4py.base.errors import ERR_ARG, ERR_COUNT, failure
-from ringcomm.mpi4py.datatypes.layout import Layout, combined, resized
+from ringcomm.mpi4py.datatypes.layout import Layout, bounded, combined
 
 __all__ = [
-    *("block_indexed", "contiguous", "distributed", "duplicate", "indexed", "made", "strided", "structure"),
-    *("subarray", "with_bounds"),
+    *("contiguous", "darray", "duplicate", "hindexed", "hindexed_block", "hvector", "indexed", "indexed_block"),
+    *("integers_and_addresses", "made", "resized", "structure", "subarray", "vector"),
 ]
 
 Integers = Sequence[int]
+
+# The arguments that MPI calls addresses; the others are integers.
+ADDRESSES = {
+    "HVECTOR": ("stride",),
+    "HINDEXED": ("displacements",),
+    "HINDEXED_BLOCK": ("displacements",),
+    "STRUCT": ("displacements",),
+    "RESIZED": ("lb", "extent"),
+}
 
 
 def made(layout: Layout, combiner: str, parameters: dict[str, Any], parts: Sequence[Layout] = ()) -> Layout:
@@ -42,14 +51,43 @@ def duplicate(layout: Layout) -> Layout:
     return made(twin, "DUP", {}, [layout])
 
 
+def integers_and_addresses(layout: Layout) -> tuple[list[int], list[int]]:
+    """Return the integers and the addresses with which a layout was made.
+
+    As in MPI, the length of the lists is written once, before the first of them: of INDEXED_BLOCK before the length of
+    a block, and of DARRAY after the size and the rank.
+    """
+    integers: list[int] = []
+    addresses: list[int] = []
+    for name, value in layout.parameters.items():
+        numbers = addresses if name in ADDRESSES.get(layout.combiner, ()) else integers
+        numbers += value if isinstance(value, list) else [value]
+    lists = [value for value in layout.parameters.values() if isinstance(value, list)]
+    if lists:
+        integers.insert(2 if layout.combiner == "DARRAY" else 0, len(lists[0]))
+    return integers, addresses
+
+
+# --- The constructors of MPI: `Create_` and the name of the function --------------------------------------------------
+
+
 def contiguous(layout: Layout, count: int) -> Layout:
-    """Return `count` elements, one after the other."""
+    """Return the type of `count` elements."""
     parameters = {"count": _count("count", count)}
     return made(combined([(layout, [0], [count])]), "CONTIGUOUS", parameters, [layout])
 
 
-def strided(layout: Layout, combiner: str, count: int, blocklength: int, stride: int) -> Layout:
-    """Return `count` blocks at one distance, which a VECTOR has in elements and an HVECTOR in bytes."""
+def vector(layout: Layout, count: int, blocklength: int, stride: int) -> Layout:
+    """Return the type of blocks that begin at multiples of `stride` elements."""
+    return _strided(layout, "VECTOR", count, blocklength, stride)
+
+
+def hvector(layout: Layout, count: int, blocklength: int, stride: int) -> Layout:
+    """Return the type of blocks that begin at multiples of `stride` bytes."""
+    return _strided(layout, "HVECTOR", count, blocklength, stride)
+
+
+def _strided(layout: Layout, combiner: str, count: int, blocklength: int, stride: int) -> Layout:
     parameters = {
         "count": _count("count", count),
         "blocklength": _count("blocklength", blocklength, ERR_ARG),
@@ -59,16 +97,34 @@ def strided(layout: Layout, combiner: str, count: int, blocklength: int, stride:
     return made(combined([(layout, offsets, [blocklength] * count)]), combiner, parameters, [layout])
 
 
-def indexed(layout: Layout, combiner: str, blocklengths: Integers, displacements: Integers) -> Layout:
-    """Return blocks with displacements, which an INDEXED has in elements and an HINDEXED in bytes."""
+def indexed(layout: Layout, blocklengths: Integers, displacements: Integers) -> Layout:
+    """Return the type of blocks with displacements in elements."""
+    return _indexed(layout, "INDEXED", blocklengths, displacements)
+
+
+def hindexed(layout: Layout, blocklengths: Integers, displacements: Integers) -> Layout:
+    """Return the type of blocks with displacements in bytes."""
+    return _indexed(layout, "HINDEXED", blocklengths, displacements)
+
+
+def _indexed(layout: Layout, combiner: str, blocklengths: Integers, displacements: Integers) -> Layout:
     parameters = {"blocklengths": _lengths(blocklengths), "displacements": _integers(displacements)}
     _check_equal(parameters)
     offsets = np.array(parameters["displacements"], np.int64) * _unit(layout, combiner)
     return made(combined([(layout, offsets, parameters["blocklengths"])]), combiner, parameters, [layout])
 
 
-def block_indexed(layout: Layout, combiner: str, blocklength: int, displacements: Integers) -> Layout:
-    """Return blocks of one length; displacements as those of `indexed`."""
+def indexed_block(layout: Layout, blocklength: int, displacements: Integers) -> Layout:
+    """Return the type of blocks of one length with displacements in elements."""
+    return _indexed_block(layout, "INDEXED_BLOCK", blocklength, displacements)
+
+
+def hindexed_block(layout: Layout, blocklength: int, displacements: Integers) -> Layout:
+    """Return the type of blocks of one length with displacements in bytes."""
+    return _indexed_block(layout, "HINDEXED_BLOCK", blocklength, displacements)
+
+
+def _indexed_block(layout: Layout, combiner: str, blocklength: int, displacements: Integers) -> Layout:
     at = _integers(displacements)
     parameters = {"blocklength": _count("blocklength", blocklength, ERR_ARG), "displacements": at}
     offsets = np.array(at, np.int64) * _unit(layout, combiner)
@@ -83,8 +139,8 @@ def structure(blocklengths: Integers, displacements: Integers, parts: Sequence[L
     return made(combined(blocks, padded=True), "STRUCT", parameters, parts)
 
 
-def subarray(layout: Layout, sizes: Integers, subsizes: Integers, starts: Integers, order: int) -> Layout:
-    """Return a part of an array: `subsizes` elements from `starts`, along each dimension."""
+def subarray(layout: Layout, sizes: Integers, subsizes: Integers, starts: Integers, order: int = ORDER_C) -> Layout:
+    """Return the type of a part of an array: `subsizes` elements from `starts`, along each dimension."""
     parameters = {"sizes": _integers(sizes), "subsizes": _integers(subsizes), "starts": _integers(starts)}
     _check_equal(parameters)
     axes = list(zip(*parameters.values(), strict=True))
@@ -97,7 +153,7 @@ def subarray(layout: Layout, sizes: Integers, subsizes: Integers, starts: Intege
     return made(part_of_array, "SUBARRAY", {**parameters, "order": order}, [layout])
 
 
-def distributed(
+def darray(
     layout: Layout,
     size: int,
     rank: int,
@@ -105,9 +161,9 @@ def distributed(
     distribs: Integers,
     dargs: Integers,
     psizes: Integers,
-    order: int,
+    order: int = ORDER_C,
 ) -> Layout:
-    """Return the part that `rank` has of an array distributed over a grid of `psizes` ranks."""
+    """Return the type of the part that a rank has of an array distributed over a grid of ranks."""
     lists = {
         "gsizes": _integers(gsizes),
         "distribs": _integers(distribs),
@@ -130,10 +186,10 @@ def distributed(
     return made(_part_of_array(layout, lists["gsizes"], indices, order), "DARRAY", parameters, [layout])
 
 
-def with_bounds(layout: Layout, lb: int, extent: int) -> Layout:
-    """Return the layout with another lower bound and extent."""
+def resized(layout: Layout, lb: int, extent: int) -> Layout:
+    """Return the type with another lower bound and extent."""
     parameters = {"lb": operator.index(lb), "extent": operator.index(extent)}
-    return made(resized(layout, **parameters), "RESIZED", parameters, [layout])
+    return made(bounded(layout, **parameters), "RESIZED", parameters, [layout])
 
 
 def _part_of_array(layout: Layout, sizes: list[int], indices: list[NDArray[np.int64]], order: int) -> Layout:
@@ -144,7 +200,7 @@ def _part_of_array(layout: Layout, sizes: list[int], indices: list[NDArray[np.in
     for size, index in list(zip(sizes, indices, strict=True))[:: 1 if order == ORDER_F else -1]:
         flat, whole = ((index * whole)[:, None] + flat).reshape(-1), whole * size
     elements = combined([(layout, flat * layout.extent, np.ones_like(flat))])
-    return resized(elements, 0, whole * layout.extent)
+    return bounded(elements, 0, whole * layout.extent)
 
 
 def _block(length: int, kind: int, argument: int, ranks: int) -> int:

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ringcomm.mpi4py.base.constants import UNDEFINED
 from ringcomm.mpi4py.base.errors import ERR_BUFFER, failure
 
-__all__ = ["Layout", "LayoutBlocks", "basic", "combined", "pair", "resized"]
+__all__ = ["Layout", "LayoutBlocks", "basic", "bounded", "combined", "pair"]
 
 Bytes = NDArray[np.uint8]
 Offsets = NDArray[np.int64]
@@ -77,6 +78,22 @@ class Layout:
         if not self.blocks:
             return np.array([self.size])
         return np.concatenate([np.tile(part.basics, lengths.sum()) for part, _, lengths in self.blocks])
+
+    def count_basics(self, nbytes: int) -> int:
+        """Return how many basic elements bytes of data are, UNDEFINED if there is a part of one."""
+        if self.base is not None and not self.base.names:
+            return UNDEFINED if nbytes % self.base.itemsize else nbytes // self.base.itemsize
+        whole, rest = divmod(nbytes, self.size)
+        ends = np.cumsum(self.basics)
+        part = int(np.searchsorted(ends, rest, "right"))
+        return UNDEFINED if rest and rest not in ends else whole * len(ends) + part
+
+    def size_of_basics(self, count: int) -> int:
+        """Return the bytes of a number of basic elements."""
+        if self.base is not None and not self.base.names:
+            return count * self.base.itemsize
+        whole, rest = divmod(count, max(len(self.basics), 1))
+        return whole * self.size + int(self.basics[:rest].sum())
 
     @cached_property
     def _unit(self) -> int:
@@ -189,7 +206,7 @@ def pair(value: Layout, index: Layout) -> Layout:
     return layout
 
 
-def resized(layout: Layout, lb: int, extent: int) -> Layout:
+def bounded(layout: Layout, lb: int, extent: int) -> Layout:
     """Return a layout with other bounds. It does not pad a structure that has it."""
     true = layout.true_lb, layout.true_lb + layout.true_extent
     blocks = [LayoutBlocks(layout, np.zeros(1, np.int64), np.ones(1, np.int64))] if layout.size else ()

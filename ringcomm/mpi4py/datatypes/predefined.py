@@ -12,8 +12,8 @@ from ringcomm.mpi4py.datatypes.datatype import BY_SIZE, CODES, NAMED, PAIRS, Dat
 from ringcomm.mpi4py.datatypes.layout import Layout, basic, pair
 
 
-def discover(element: str) -> Datatype:
-    """Return the type of the elements of a buffer, from their format.
+def discover(element: str) -> Layout:
+    """Return the layout of the elements of a buffer, from their format.
 
     Raises KeyError if there is none, and BufferError if they are not in native byte order.
     """
@@ -21,7 +21,7 @@ def discover(element: str) -> Datatype:
         element = element[1:]
     elif element[0] in ">!=#^|":
         raise BufferError(f"expected elements in native byte order, got those of format {element!r}")
-    return BYTE if element == "B" else find_type(element)
+    return (BYTE if element == "B" else find_type(element))._named
 
 
 def find_type(datatype: Any) -> Datatype:
@@ -80,12 +80,12 @@ COMPLEX8, COMPLEX16 = _predefine("COMPLEX8", "c8"), _predefine("COMPLEX16", "c16
 # NumPy has no such numbers.
 BFLOAT16_T = LOGICAL16 = INTEGER16 = REAL16 = COMPLEX4 = COMPLEX32 = DATATYPE_NULL
 
-SHORT_INT = _predefine("SHORT_INT", "", pair(SHORT._layout, INT._layout))
-INT_INT = _predefine("INT_INT", "", pair(INT._layout, INT._layout))
-LONG_INT = _predefine("LONG_INT", "", pair(LONG._layout, INT._layout))
-FLOAT_INT = _predefine("FLOAT_INT", "", pair(FLOAT._layout, INT._layout))
-DOUBLE_INT = _predefine("DOUBLE_INT", "", pair(DOUBLE._layout, INT._layout))
-LONG_DOUBLE_INT = _predefine("LONG_DOUBLE_INT", "", pair(LONG_DOUBLE._layout, INT._layout))
+SHORT_INT = _predefine("SHORT_INT", "", pair(SHORT._named, INT._named))
+INT_INT = _predefine("INT_INT", "", pair(INT._named, INT._named))
+LONG_INT = _predefine("LONG_INT", "", pair(LONG._named, INT._named))
+FLOAT_INT = _predefine("FLOAT_INT", "", pair(FLOAT._named, INT._named))
+DOUBLE_INT = _predefine("DOUBLE_INT", "", pair(DOUBLE._named, INT._named))
+LONG_DOUBLE_INT = _predefine("LONG_DOUBLE_INT", "", pair(LONG_DOUBLE._named, INT._named))
 TWOINT = INT_INT
 INT_INT.Set_name("MPI_2INT")
 LONG_LONG.Set_name("MPI_LONG_LONG_INT")
@@ -143,13 +143,13 @@ C_CODES = {
 F_CODES = {"l": LOGICAL, "i": INTEGER, "r": REAL, "s": REAL, "d": DOUBLE_PRECISION, "c": COMPLEX, "z": DOUBLE_COMPLEX}
 F_CODES |= {f"{' ircl'[typeclass]}{size}": datatype for (typeclass, size), datatype in BY_SIZE.items()}
 
-# The types of NumPy's numbers, by their character: as `discover`, but in 50 ns.
-BY_CHAR = {char: CODES[char] for char in "?bhHiIlLqQefdgFDGmM"} | {"B": BYTE}
+# The layouts of NumPy's numbers, by their character: as `discover`, but in 50 ns.
+BY_CHAR = {char: CODES[char]._named for char in "?bhHiIlLqQefdgFDGmM"} | {"B": BYTE._named}
 
 
 def typecode(datatype: Datatype) -> str | None:
     """Return the code of a predefined type of one number, None for others."""
-    return datatype._layout.code or None if datatype else None
+    return datatype._named.code or None if datatype else None
 
 
 __all__ = [name for name, value in globals().items() if isinstance(value, Datatype) and name.isupper()]

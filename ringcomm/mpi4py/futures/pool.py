@@ -26,13 +26,7 @@ __all__ = [
     "shared",
 ]
 
-SPAWN_OPTIONS = {
-    "backoff",
-    "mpi_info",
-    "python_args",
-    "python_exe",
-    "use_pkl5",
-}  # of mpi4py, about its spawned processes
+SPAWN_OPTIONS = {"backoff", "mpi_info", "python_args", "python_exe", "use_pkl5"}  # of mpi4py, about its processes
 
 Backend = tuple[int, Executor]  # the number of workers, and what submits calls to them
 Start = Callable[[Preparation, bool], Backend]  # bool: whether workers import the main module
@@ -149,22 +143,10 @@ class MPIPoolExecutor(Executor):
             raise TypeError("buffersize must be an integer or None")
         if buffersize is not None and (buffersize < 1 or unordered):
             raise ValueError("buffersize must be None or > 0, and None if unordered")
-        end = None if timeout is None else time.monotonic() + timeout
         if chunksize > 1:
-            chunks = self._starmap(
-                functools.partial(_call_each, fn), _chunks(iterable, chunksize), end, buffersize, unordered
-            )
-            return itertools.chain.from_iterable(chunks)
-        return self._starmap(fn, iterable, end, buffersize, unordered)
-
-    def _starmap(
-        self,
-        fn: Callable[..., Any],
-        iterable: Iterable[Iterable[Any]],
-        end: float | None,
-        buffersize: int | None,
-        unordered: bool,
-    ) -> Iterator[Any]:
+            each, chunks = functools.partial(_call_each, fn), _chunks(iterable, chunksize)
+            return itertools.chain.from_iterable(self.starmap(each, chunks, timeout, 1, buffersize, unordered))
+        end = None if timeout is None else time.monotonic() + timeout
         arguments = iter(iterable)
         submitted = deque(self.submit(fn, *each) for each in itertools.islice(arguments, buffersize))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,12 +14,12 @@ from typing import Any, NoReturn
 from ringcomm.communicator import Communicator
 from ringcomm.errors import RingcommError
 from ringcomm.mpi4py.base import errors
-from ringcomm.mpi4py.base.errors import Errhandler
+from ringcomm.mpi4py.base.errhandlers import ERRORS_ABORT, ERRORS_ARE_FATAL, ERRORS_RETURN, Errhandler
 from ringcomm.mpi4py.groups.topology import Topology
 from ringcomm.mpi4py.requests.buffered import BufferedSends
 from ringcomm.mpi4py.requests.operations import PendingOperation
 from ringcomm.mpi4py.requests.request import Request
-from ringcomm.transports.requests import RequestMaker
+from ringcomm.transports.requests import RequestMaker, fast_path_with
 
 __all__ = ["KINDS", "NULL", "OPEN", "TIMEOUT", "Context", "announce_end", "close_all"]
 
@@ -37,13 +38,15 @@ class Context:
     """
 
     def __init__(self, comm: Communicator, ranks: Sequence[int], parent: Context | None = None) -> None:
-        self.comm, self.fast, self.messages = comm, comm.fast_path, comm.messages
+        self.comm, self.messages = comm, comm.messages
+        this = weakref.ref(self)  # the fast path takes no part in garbage collection
+        self.fast = fast_path_with(lambda error: _fail(this, error), comm._transport.handle, comm.rank, comm.size)
         self.requests = RequestMaker(self.fast, PendingOperation, Request)
         self.rank, self.size = comm.rank, comm.size
         self.ranks = tuple(ranks)
         self.name = ""
         self.attributes: dict[int, Any] = {}
-        self.errhandler: Errhandler = errors.ERRORS_RETURN if parent is None else parent.errhandler
+        self.errhandler: Errhandler = ERRORS_RETURN if parent is None else parent.errhandler
         self.info: dict[str, str] = {}
         self.topology: Topology | None = None
         self.universe: int = self.size if parent is None else parent.universe
@@ -72,7 +75,7 @@ class Context:
 
     def handle_error(self, error: errors.Exception) -> None:
         """Do what the error handler says."""
-        if self.errhandler in (errors.ERRORS_ARE_FATAL, errors.ERRORS_ABORT):
+        if self.errhandler in (ERRORS_ARE_FATAL, ERRORS_ABORT):
             self.abort(error.Get_error_code(), str(error))
         if function := self.errhandler.function:
             function(self.handle(), error.Get_error_code())
@@ -108,6 +111,13 @@ class Context:
         with suppress(RingcommError):
             self.buffered.flush()
         _freed.discard(self)
+
+
+def _fail(context: weakref.ref[Context], error: RingcommError) -> NoReturn:
+    found = context()
+    if found is None:  # of a call that outlives the communicator
+        raise errors.translate(error)
+    found.fail(error)
 
 
 def announce_end() -> None:

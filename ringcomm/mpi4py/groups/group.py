@@ -26,40 +26,25 @@ class Group(Handle):
     """An ordered set of ranks."""
 
     _object: Members | None
+    _named: Members
+    _null = ERR_GROUP, "a group", "GROUP_NULL"
 
     def __new__(cls, group: Any = None, own: int = UNDEFINED) -> Self:
         """Make a null handle, a copy of one, or the group of a tuple of ranks of the world, on rank `own` of it."""
         return cls._of(Members(group, own)) if isinstance(group, tuple) else super().__new__(cls, group)
 
     @property
-    def _members(self) -> Members:
-        if self._object is None:
-            raise failure(ERR_GROUP, "the group is null")
-        return self._object
-
-    @property
     def ranks(self) -> tuple[int, ...]:
         """The members, by their rank in the world."""
-        return self._members.ranks
-
-    def free(self) -> None:
-        """Free the group, unless the handle is null or a constant."""
-        if self and self is not GROUP_EMPTY:
-            self.Free()
-
-    def Free(self) -> None:
-        """Free the group. The handle becomes null."""
-        if not self or self is GROUP_EMPTY:
-            raise failure(ERR_GROUP, "GROUP_NULL and GROUP_EMPTY cannot be freed")
-        self._nullify()
+        return self._named.ranks
 
     def Get_size(self) -> int:
         """Return the number of members."""
-        return len(self._members.ranks)
+        return len(self._named.ranks)
 
     def Get_rank(self) -> int:
         """Return the rank of this process, UNDEFINED if it is no member."""
-        return self._members.index.get(self._members.own, UNDEFINED)
+        return self._named.index.get(self._named.own, UNDEFINED)
 
     size, rank = property(Get_size), property(Get_rank)
 
@@ -69,7 +54,7 @@ class Group(Handle):
         world = [PROC_NULL if rank == PROC_NULL else self._member(rank) for rank in chosen]
         if group is None:
             return world
-        return [PROC_NULL if rank == PROC_NULL else group._members.index.get(rank, UNDEFINED) for rank in world]
+        return [PROC_NULL if rank == PROC_NULL else group._named.index.get(rank, UNDEFINED) for rank in world]
 
     def Compare(self, group: Group) -> int:
         """Return IDENT, SIMILAR (the same members in another order) or UNEQUAL."""
@@ -90,14 +75,14 @@ class Group(Handle):
     @classmethod
     def Intersection(cls, group1: Group, group2: Group) -> Self:
         """Return the group of the members that two groups have in common, in the order of the first one."""
-        return cls._joined(group1, group2, tuple(rank for rank in group1.ranks if rank in group2._members.index))
+        return cls._joined(group1, group2, tuple(rank for rank in group1.ranks if rank in group2._named.index))
 
     Intersect = Intersection
 
     @classmethod
     def Difference(cls, group1: Group, group2: Group) -> Self:
         """Return the group of the members of the first group that are not in the second one."""
-        return cls._joined(group1, group2, tuple(rank for rank in group1.ranks if rank not in group2._members.index))
+        return cls._joined(group1, group2, tuple(rank for rank in group1.ranks if rank not in group2._named.index))
 
     def Incl(self, ranks: Sequence[int]) -> Self:
         """Return the group of some members, in the order given."""
@@ -125,12 +110,12 @@ class Group(Handle):
         raise NotImplementedError("Group.Create_from_session_pset: there are no sessions; use Comm.Get_group")
 
     def _with(self, ranks: tuple[int, ...]) -> Self:
-        return type(self)(ranks, self._members.own)
+        return type(self)(ranks, self._named.own)
 
     @classmethod
     def _joined(cls, group1: Group, group2: Group, ranks: tuple[int, ...]) -> Self:
-        own = group1._members.own
-        return cls(ranks, group2._members.own if own == UNDEFINED else own)  # GROUP_EMPTY does not know it
+        own = group1._named.own
+        return cls(ranks, group2._named.own if own == UNDEFINED else own)  # GROUP_EMPTY does not know it
 
     def _member(self, rank: int) -> int:
         """Return the rank in the world of a member."""

@@ -3,21 +3,13 @@
 import operator
 from collections.abc import Sequence
 from math import prod
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ringcomm.mpi4py.base.constants import PROC_NULL, UNWEIGHTED, WEIGHTS_EMPTY
 from ringcomm.mpi4py.base.errors import ERR_ARG, ERR_DIMS, ERR_RANK, failure
 from ringcomm.mpi4py.base.integers import integer, integral
 
 __all__ = ["Cart", "Compute_dims", "DistGraph", "Graph", "Topology", "weights_of"]
-
-
-class Topology(Protocol):
-    """What all topologies have."""
-
-    def edges_of(self, rank: int) -> tuple[list[int], list[int]]:
-        """Return the ranks from which, and to which, the neighborhood collectives of `rank` communicate."""
-        ...
 
 
 class Cart(NamedTuple):
@@ -95,6 +87,10 @@ class DistGraph(NamedTuple):
 
     def edges_of(self, rank: int) -> tuple[list[int], list[int]]:  # noqa: ARG002
         return list(self.sources), list(self.destinations)
+
+
+# `edges_of(rank)`: the ranks from which, and to which, the neighborhood collectives of a rank communicate.
+Topology = Cart | Graph | DistGraph
 
 
 def weights_of(weights: Sequence[int] | int | None, count: int) -> list[int] | None:

@@ -97,7 +97,7 @@ class PendingOperation(requests.PendingOperation):  # type: ignore[misc]
     for; `finish` takes the outcome of its wait, and returns the object received.
     """
 
-    active = True
+    active = True  # a persistent one: between its start and its end
 
     context: Any
     _work: Any = None  # a Waitable
@@ -114,16 +114,19 @@ class PendingOperation(requests.PendingOperation):  # type: ignore[misc]
 
     def done(self) -> bool:
         work: Any = super() if self._work is None else self._work
-        return self._completed or bool(work.done())
+        return not self.active or self._completed or bool(work.done())
 
     def watch(self) -> None:
         """Let `wait_until` hear of the end."""
-        if not self._watched:
+        if self.active and not self._watched:
             _watch(self if self._work is None else self._work)
             self._watched = True
 
     def complete(self, status: Status | None = None) -> Any:
         """Wait, once, and return the object received."""
+        if not self.active:
+            fill(status, EMPTY)
+            return None
         if not self._completed:
             work: Any = super() if self._work is None else self._work
             try:
@@ -151,7 +154,7 @@ class PendingOperation(requests.PendingOperation):  # type: ignore[misc]
     def cancel(self) -> None:
         """Withdraw a receive that no message has matched yet."""
         cancel = super().cancel if self._work is None else getattr(self._work, "cancel", None)
-        if cancel and not self._completed:
+        if cancel and self.active and not self._completed:
             try:
                 self._completed = self._cancelled = cancel()
             except RingcommError as error:
@@ -163,7 +166,7 @@ class PendingOperation(requests.PendingOperation):  # type: ignore[misc]
 
     def free(self) -> None:
         """Let the operation run on without a request. A thread then stores what it has received."""
-        if self._finish and not self._completed:
+        if self._finish and self.active and not self._completed:
             threading.Thread(target=self._complete_unseen, name="MPI.Request.Free", daemon=True).start()
 
     def _complete_unseen(self) -> None:
@@ -192,30 +195,9 @@ class Persistent(requests.PersistentOperation, PendingOperation):  # type: ignor
         self._completed = self._cancelled = self._watched = False
         self.active = True
 
-    def done(self) -> bool:
-        return not self.active or super().done()
-
-    def watch(self) -> None:
-        if self.active:
-            super().watch()
-
-    def complete(self, status: Status | None = None) -> Any:
-        if self.active:
-            return super().complete(status)
-        fill(status, EMPTY)
-        return None
-
-    def cancel(self) -> None:
-        if self.active:
-            super().cancel()
-
     def release(self) -> bool:
         self.active, self._error, self._value, self._envelope = False, None, None, EMPTY
         return False
-
-    def free(self) -> None:
-        if self.active:
-            super().free()
 
 
 class General:

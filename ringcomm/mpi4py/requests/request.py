@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from ringcomm.mpi4py.base.constants import UNDEFINED
 from ringcomm.mpi4py.base.errors import ERR_IN_STATUS, ERR_REQUEST, Exception, failure
 from ringcomm.mpi4py.base.handles import Handle, constant
-from ringcomm.mpi4py.base.unsupported import unsupported
+from ringcomm.mpi4py.base.unsupported import Unsupported
 from ringcomm.mpi4py.requests.operations import EMPTY, General, PendingOperation, Persistent, fill, wait_until
 from ringcomm.mpi4py.requests.status import Status
 from ringcomm.transports.requests import RequestHandle, find_done, start_all, test_all, wait_all
@@ -23,6 +23,8 @@ class Request(RequestHandle, Handle):  # type: ignore[misc]
     """A started operation."""
 
     _object: PendingOperation | Persistent | General | None
+    _named: PendingOperation | Persistent | General
+    _null = ERR_REQUEST, "a request", "REQUEST_NULL, or one that is complete"
 
     def __bool__(self) -> bool:
         return self._object is not None
@@ -58,20 +60,15 @@ class Request(RequestHandle, Handle):  # type: ignore[misc]
 
     def Cancel(self) -> None:
         """Withdraw a receive that no message has matched yet. Sends are not cancelled."""
-        self._named().cancel()
+        self._named.cancel()
 
     def Free(self) -> None:
         """Free the request. An active operation runs on."""
-        named = self._named()
+        named = self._named
         self._nullify()
         named.free()
 
     get_status, cancel = Get_status, Cancel
-
-    def _named(self) -> PendingOperation | Persistent | General:
-        if self._object is None:
-            raise failure(ERR_REQUEST, "expected a request, got REQUEST_NULL, or one that is complete")
-        return self._object
 
     # The methods on several requests call these, which subclasses do not override.
 
@@ -136,87 +133,59 @@ class Request(RequestHandle, Handle):  # type: ignore[misc]
         _check(requests)
         if not all(request._ready for request in requests):
             return False
-        for request, status in zip(requests, _statuses(len(requests), statuses), strict=True):
-            Request.Get_status(request, status)
+        _look_at_all(requests, range(len(requests)), statuses)
         return True
 
     @classmethod
     def waitany(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, Any]:
         """Wait for one of the requests; return its index, UNDEFINED if none is active, and the object received."""
-        active, ready = _find_done(requests)
-        if not active:
-            fill(status, EMPTY)
-            return UNDEFINED, None
-        index = (ready or (active if len(active) == 1 else _wait_for_some(requests, active)))[0]
-        return index, requests[index]._complete(status)
+        index, _, value = _any(requests, status, waits=True)
+        return index, value
 
     @classmethod
     def Waitany(cls, requests: Sequence[Request], status: Status | None = None) -> int:
         """Wait for one of the requests; return its index, UNDEFINED if none is active."""
-        return Request.waitany(requests, status)[0]
+        return _any(requests, status, waits=True)[0]
 
     @classmethod
     def testany(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, bool, Any]:
         """Return the index of a complete operation, whether there is one, and the object received."""
-        active, ready = _find_done(requests)
-        if ready:
-            return ready[0], True, requests[ready[0]]._complete(status)
-        if not active:
-            fill(status, EMPTY)
-        return UNDEFINED, not active, None
+        return _any(requests, status)
 
     @classmethod
     def Testany(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, bool]:
         """Return the index of a complete operation, and whether there is one or none is active."""
-        return Request.testany(requests, status)[:2]
+        return _any(requests, status)[:2]
 
     @classmethod
     def Get_status_any(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, bool]:
         """Return what Testany returns, and leave the requests as they are."""
-        active, ready = _find_done(requests)
-        if ready:
-            Request.Get_status(requests[ready[0]], status)
-            return ready[0], True
-        if not active:
-            fill(status, EMPTY)
-        return UNDEFINED, not active
+        return _any(requests, status, keeps=True)[:2]
 
     @classmethod
     def waitsome(cls, requests: Sequence[Request], statuses: Any = None) -> tuple[list[int] | None, list[Any] | None]:
         """Wait for at least one request; return the indices of all complete ones, and the objects received."""
-        active, ready = _find_done(requests)
-        if not active:
-            return None, None
-        ready = ready or _wait_for_some(requests, active)
-        return ready, _wait_for_all(requests, ready, statuses)
+        return _some(requests, statuses, waits=True)
 
     @classmethod
     def Waitsome(cls, requests: Sequence[Request], statuses: Any = None) -> list[int] | None:
         """Wait for at least one request; return the indices of all complete ones, None if none is active."""
-        return Request.waitsome(requests, statuses)[0]
+        return _some(requests, statuses, waits=True)[0]
 
     @classmethod
     def testsome(cls, requests: Sequence[Request], statuses: Any = None) -> tuple[list[int] | None, list[Any] | None]:
         """Return the indices of all complete operations, and the objects received."""
-        active, ready = _find_done(requests)
-        if not active:
-            return None, None
-        return ready, _wait_for_all(requests, ready, statuses)
+        return _some(requests, statuses)
 
     @classmethod
     def Testsome(cls, requests: Sequence[Request], statuses: Any = None) -> list[int] | None:
         """Return the indices of all complete operations, None if none is active."""
-        return Request.testsome(requests, statuses)[0]
+        return _some(requests, statuses)[0]
 
     @classmethod
     def Get_status_some(cls, requests: Sequence[Request], statuses: Any = None) -> list[int] | None:
         """Return what Testsome returns, and leave the requests as they are."""
-        active, ready = _find_done(requests)
-        if not active:
-            return None
-        for index, status in zip(ready, _statuses(len(ready), statuses), strict=True):
-            Request.Get_status(requests[index], status)
-        return ready
+        return _some(requests, statuses, keeps=True)[0]
 
     get_status_any, get_status_all, get_status_some = Get_status_any, Get_status_all, Get_status_some
 
@@ -243,10 +212,10 @@ class Prequest(Request):
             for named in _all_startable(requests, started):
                 named.start()
 
-    Pready = unsupported("Prequest.Pready", "send each part by Isend")
-    Pready_range = unsupported("Prequest.Pready_range", "send each part by Isend")
-    Pready_list = unsupported("Prequest.Pready_list", "send each part by Isend")
-    Parrived = unsupported("Prequest.Parrived", "receive each part by Irecv")
+    Pready = Unsupported("send each part by Isend")
+    Pready_range = Unsupported("send each part by Isend")
+    Pready_list = Unsupported("send each part by Isend")
+    Parrived = Unsupported("receive each part by Irecv")
 
 
 class Grequest(Request):
@@ -316,6 +285,33 @@ def _find_done(requests: Sequence[Request]) -> tuple[list[int], list[int]]:
     return found
 
 
+def _any(
+    requests: Sequence[Request], status: Status | None, waits: bool = False, keeps: bool = False
+) -> tuple[int, bool, Any]:
+    """Return the index of a complete operation, whether there is one or none is active, and the object received."""
+    active, ready = _find_done(requests)
+    if waits and active and not ready:
+        ready = active if len(active) == 1 else _wait_for_some(requests, active)
+    if ready:
+        request = requests[ready[0]]
+        return ready[0], True, Request.Get_status(request, status) if keeps else request._complete(status)
+    if not active:
+        fill(status, EMPTY)
+    return UNDEFINED, not active, None
+
+
+def _some(
+    requests: Sequence[Request], statuses: Any, waits: bool = False, keeps: bool = False
+) -> tuple[list[int] | None, list[Any] | None]:
+    """Return the indices of all complete operations, None if none is active, and the objects received."""
+    active, ready = _find_done(requests)
+    if not active:
+        return None, None
+    if waits and not ready:
+        ready = _wait_for_some(requests, active)
+    return ready, (_look_at_all if keeps else _wait_for_all)(requests, ready, statuses)
+
+
 def _statuses(count: int, given: Any) -> list[Status | None]:
     """Return one status for each of `count` operations. A list that is too short is extended."""
     if given is None:
@@ -341,6 +337,12 @@ def _wait_for_all(requests: Sequence[Request], indices: Sequence[int], given: An
     if failed:
         raise failure(ERR_IN_STATUS, "; ".join(failed))
     return values
+
+
+def _look_at_all(requests: Sequence[Request], indices: Sequence[int], given: Any) -> None:
+    """Set the statuses of complete operations, and leave the requests as they are."""
+    for index, status in zip(indices, _statuses(len(indices), given), strict=True):
+        Request.Get_status(requests[index], status)
 
 
 def _wait_for_some(requests: Sequence[Request], active: list[int]) -> list[int]:

@@ -72,12 +72,12 @@ class Status:
         size, count = datatype.Get_size(), self._fields[COUNT]
         if not size:
             return UNDEFINED if count else 0
-        return datatype.count_basics(count)
+        return datatype._named.count_basics(count)
 
     @integral
     def Set_elements(self, datatype: Datatype, count: int) -> None:
         """Set the number of basic elements."""
-        self._fields[COUNT] = datatype.size_of_basics(count)
+        self._fields[COUNT] = datatype._named.size_of_basics(count)
 
     def Is_cancelled(self) -> bool:
         """Return whether the operation was cancelled."""

@@ -13,15 +13,29 @@ from test_arguments import CALLS, NO_NUMBERS, zeros
 import harness
 from cases.reference import numpy_dtype
 from harness.failures import check_usable, raised
-from ringcomm import ArgumentError, adapters, premul_sum
+from ringcomm import Aborted, ArgumentError, adapters, premul_sum
+from ringcomm.native import NativeFastPath
 from ringcomm.testing import check_transport, connect_threads
 from ringcomm.transports import shm
-from ringcomm.transports.contract import NO_FAST_PATH
+from ringcomm.transports.contract import NO_FAST_PATH, FastPath
+from ringcomm.transports.requests import fast_path_with
 from ringcomm.types import COLLECTIVES, DTYPES, PUBLIC
 from ringcomm.work import StartedWork
 
 F4 = np.float32
 METHODS = [*PUBLIC, "send", "recv", "sendrecv"]
+
+
+def public(kind):
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def test_the_contract_has_the_methods_of_the_fast_path_and_no_others():
+    """Without `__getattr__`: mypy finds a misspelt one."""
+    assert public(FastPath) == public(NativeFastPath) == public(NO_FAST_PATH)
+    assert public(NativeFastPath) >= {*METHODS}
+    with pytest.raises(AttributeError):
+        NO_FAST_PATH.all_redcue  # noqa: B018
 
 
 class Paths:
@@ -298,6 +312,29 @@ def test_the_fast_path_ignores_other_numbers_of_arguments():
         assert comm.fast_path.broadcast(x, None, 0, None, False) is x
 
     harness.run(call, 1, world="threads")
+
+
+def errors_of_its_own(comm):
+    heard = []
+
+    def fail(error):
+        heard.append(error)
+        raise KeyError("own")
+
+    x, fast_path = np.ones(3), fast_path_with(fail, comm._transport.handle, comm.rank, comm.size)
+    assert fast_path.all_reduce(x, None, "sum", None, False) is x
+    assert (x == comm.size).all()
+    started = fast_path.recv(x, comm.rank, 0, False, None, True)
+    comm.abort("on purpose")
+    for call in (started.wait, lambda: fast_path.barrier(None, False)):
+        with pytest.raises(KeyError):
+            call()
+    assert [type(error) for error in heard] == [Aborted] * 2
+    assert isinstance(raised(Aborted, comm.barrier), Aborted)
+
+
+def test_another_fast_path_may_have_errors_of_its_own():
+    harness.run(errors_of_its_own, 1, world="threads")
 
 
 def test_a_transport_needs_no_fast_path():

@@ -27,7 +27,7 @@ WAITS = {
 CALLS = {
     "recv": "recv(float64 x 3, from 1) with tag 3",
     "a recv of any length": "recv(at most 24 bytes, from 1) with tag 3",
-    "bytes": "probe(from 1) with any tag",
+    "bytes": "recv(from 1) with any tag",
     "probe": "probe(from 1) with tag 3",
     "take": "during probe(from any) with tag 3",
 }

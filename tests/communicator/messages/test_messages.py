@@ -13,7 +13,10 @@ from cases.between_hosts import run_on
 from cases.reference import assert_same, filled
 from harness.failures import PROMPT, check_usable, outcomes, raised, until, until_waiting
 from ringcomm import ArgumentError, CollectiveTimeout, MismatchError, PeerLost, RingcommError
+from ringcomm.native import NULL, lib
+from ringcomm.transports.contract import TransferCall
 from ringcomm.transports.messages import ANY_SOURCE, ANY_TAG, Envelope
+from ringcomm.types import DTYPES
 
 LENGTHS = (0, 1, 7, 81, 100 << 10, (1 << 20) + 1, 5 << 20)  # bytes
 LARGE = 5 << 20
@@ -104,6 +107,27 @@ def kinds(comm):
 
 def test_arrays_of_any_dtype_are_sent_as_bytes():
     harness.run(kinds, 1, world="threads")
+
+
+WRONG = {"kind": -1, "peer": 7, "timeout": float("nan"), "dtype": 99, "count": 1}  # without memory
+
+
+def wrong_exchanges(comm):
+    right = {"sent": transfer(lib.RC_SEND), "received": transfer(lib.RC_RECV)}
+    for which in right:
+        for field, value in WRONG.items():
+            given = right | {which: right[which]._replace(**{field: value})}
+            error = raised(ArgumentError, lambda given=given: comm._transport.exchange(**given))
+            assert str(error).startswith(f"{which}: ")
+            assert error.argument == which
+
+
+def transfer(kind):
+    return TransferCall(kind, NULL, 0, DTYPES["uint8"], 0, 0, -1.0)
+
+
+def test_an_error_of_an_exchange_says_of_which_transfer():
+    harness.run(wrong_exchanges, 1, world="threads")
 
 
 # --- Matching ---------------------------------------------------------------------------------------------------------
