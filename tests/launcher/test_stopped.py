@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slow
 LAUNCH = """
 import sys
 from ringcomm.commands.cli import main
-from ringcomm.launcher import restarts, stopped
-stopped.REPORT_AFTER, restarts.EXIT_TIMEOUT, restarts.CHECK_INTERVAL = 0.5, 1.0, 0.1
+from ringcomm.launcher import restarts, supervisor
+supervisor.REPORT_STOPPED_AFTER, restarts.EXIT_TIMEOUT, restarts.CHECK_INTERVAL = 0.5, 1.0, 0.1
 sys.exit(main())
 """
 
