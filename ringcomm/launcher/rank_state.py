@@ -8,30 +8,19 @@ __all__ = ["LaunchedRank", "State"]
 
 
 class State(Enum):
-    STARTED = auto()
-    JOINED = auto()
-    ENDING = auto()  # it was sent SIGTERM before it had joined; at the deadline SIGKILL
-    LEAVING = auto()  # the same, once it had joined
+    RUNNING = auto()
+    ENDING = auto()  # it was sent SIGTERM; at the deadline SIGKILL
     PENDING = auto()  # it is restarted at the deadline
     LOST = auto()  # for good
 
 
-# What happens to a rank: what it then is. Anything else changes nothing, as news of a process that has ended meanwhile.
+# What happens to a rank: in which states, and what it then is. Otherwise it is news of a process that has ended.
 TRANSITIONS = {
-    (State.STARTED, "joins"): State.JOINED,
-    (State.STARTED, "is ended"): State.ENDING,
-    (State.JOINED, "is ended"): State.LEAVING,
-    (State.ENDING, "joins"): State.LEAVING,
-    (State.STARTED, "is awaited again"): State.PENDING,
-    (State.JOINED, "is awaited again"): State.PENDING,
-    (State.ENDING, "is awaited again"): State.PENDING,
-    (State.LEAVING, "is awaited again"): State.PENDING,
-    (State.PENDING, "is started"): State.STARTED,
-    (State.PENDING, "is cancelled"): State.LOST,
-    (State.STARTED, "is lost"): State.LOST,
-    (State.JOINED, "is lost"): State.LOST,
-    (State.ENDING, "is lost"): State.LOST,
-    (State.LEAVING, "is lost"): State.LOST,
+    "is ended": ((State.RUNNING,), State.ENDING),
+    "is awaited again": ((State.RUNNING, State.ENDING), State.PENDING),
+    "is started": ((State.PENDING,), State.RUNNING),
+    "is cancelled": ((State.PENDING,), State.LOST),
+    "is lost": ((State.RUNNING, State.ENDING), State.LOST),
 }
 
 
@@ -39,7 +28,8 @@ TRANSITIONS = {
 class LaunchedRank:
     """A rank of this launcher."""
 
-    state: State = State.STARTED
+    state: State = State.RUNNING
+    joined: bool = False  # the job
     process: int = 0  # that has joined, or is ended; it may be the child of a script that was started
     deadline: float = math.inf  # of what the state says
     reason: str = ""  # why it was ended
@@ -49,12 +39,14 @@ class LaunchedRank:
     awaited: bool = False  # it has joined, and was stopped when one gave up waiting for `grow`
 
     @property
-    def joined(self) -> bool:
-        return self.state in (State.JOINED, State.LEAVING)
+    def alive(self) -> bool:
+        return self.state in (State.RUNNING, State.ENDING)
 
     def move(self, event: str, deadline: float = math.inf) -> bool:
         """Return whether the event has changed the state."""
-        after = TRANSITIONS.get((self.state, event))
-        if after:
-            self.state, self.deadline = after, deadline
-        return after is not None
+        before, after = TRANSITIONS[event]
+        if self.state not in before:
+            return False
+        self.state, self.deadline = after, deadline
+        self.joined = self.joined and self.alive
+        return True

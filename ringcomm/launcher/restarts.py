@@ -10,12 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from ringcomm.bootstrap.client import Client
-from ringcomm.bootstrap.endpoint import find_endpoint
-from ringcomm.bootstrap.key_values import PRESENT
+from ringcomm.bootstrap.client import Client, find_endpoint
 from ringcomm.bootstrap.membership import TOO_LATE, Member, removed
 from ringcomm.bootstrap.place import RESTARTS, Place
-from ringcomm.bootstrap.process_watch import is_stopped
+from ringcomm.bootstrap.processes import is_stopped
 from ringcomm.bootstrap.session import MEMBERS
 from ringcomm.bootstrap.wire.framing import Frame
 from ringcomm.errors import PeerLost, RingcommError
@@ -97,7 +95,7 @@ class Restarts:
         """Take what ranks have told of which this launcher knows that they have ended."""
         if not self.over:
             with suppress(RingcommError):
-                self._store.ask("get", 0, key=PRESENT, timeout=0)
+                self._store.check()
 
     def _note(self, change: Frame) -> None:
         what, _, which = change.fields["key"].partition("/")
@@ -118,8 +116,7 @@ class Restarts:
         member = self._members.get(rank, LaunchedRank())
         if fact.first == self._place.first and fact.joined and fact.restarts == member.restarts:
             self.any_joined, self._members[rank] = True, member
-            member.process, member.early = fact.process, 0
-            member.move("joins", member.deadline)
+            member.process, member.early, member.joined = fact.process, 0, member.alive
 
     def _any_registered(self) -> bool:
         """Return whether any rank of the job can call `grow`. Of those here this launcher knows it first."""
@@ -129,13 +126,13 @@ class Restarts:
     def _await_stopped(self) -> None:
         """End stopped members, unless they go on: a rank has waited too long for their `grow`."""
         for rank, member in self._members.items():
-            member.awaited = self._is_stopped(rank, member)
+            member.awaited = member.joined and self._is_stopped(rank, member)
         if any(member.awaited for member in self._members.values()):
             self._check_at = time.monotonic()
 
     def _is_stopped(self, rank: int, member: LaunchedRank) -> bool:
-        process = member.process
-        return member.joined and is_stopped(process, "T") and self._ranks.rank_of(process) == rank
+        processes = [member.process] if member.joined else self._ranks.processes_of(rank)
+        return any(is_stopped(each, "T") and self._ranks.rank_of(each) == rank for each in processes)
 
     def why_ended(self, rank: int) -> str:
         """Return why this rank was made to end; "" if it was not."""
@@ -217,7 +214,7 @@ class Restarts:
         late = {
             rank: process
             for rank, process in self._ranks.running().items()
-            if (member := self._members[rank]).restarts and member.state is State.STARTED
+            if (member := self._members[rank]).restarts and member.state is State.RUNNING and not member.joined
         }
         due = now >= self._check_at  # this is also called after every SIGCHLD
         any_watched = late or any(member.awaited for member in self._members.values())
@@ -234,14 +231,11 @@ class Restarts:
 
     def _end_stopped(self, late: dict[int, int]) -> None:
         for rank, member in self._members.items():
-            member.awaited = member.awaited and self._is_stopped(rank, member)
-            waits = rank in late and any(is_stopped(process, "T") for process in self._ranks.processes_of(rank))
-            member.stopped = member.stopped + 1 if member.awaited or waits else 0
+            stopped = (rank in late or member.awaited) and self._is_stopped(rank, member)
+            member.awaited, member.stopped = member.awaited and stopped, member.stopped + 1 if stopped else 0
             if member.stopped == STOPPED_CHECKS:
-                if rank in late:
-                    self._end(rank, late[rank], "was stopped and ended")
-                else:
-                    self._end(rank, member.process, "was stopped while another rank waited for it, and was ended")
+                awaited = "was stopped while another rank waited for it, and was ended"
+                self._end(rank, late.get(rank, member.process), "was stopped and ended" if rank in late else awaited)
 
     def cancel(self, reason: str = "") -> None:
         """Start nothing any more."""

@@ -10,6 +10,7 @@ from typing import Self
 
 from ringcomm.bootstrap.membership import TOO_LATE
 from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.start_errors import format_ranks
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.errors import Aborted, PeerLost, RingcommError
 from ringcomm.launcher import processes
@@ -18,13 +19,13 @@ from ringcomm.launcher.output import OutputWriter, RankOutput
 from ringcomm.launcher.ranks import Ranks, RankStart
 from ringcomm.launcher.restarts import Restarts
 from ringcomm.launcher.signals import SignalSocket
-from ringcomm.launcher.stopped import StoppedRanks
 
 __all__ = ["FORWARDED", "Supervisor"]
 
 # Seconds after the failure of a rank, and the signal that the others then get: EXIT_TIMEOUT to exit by themselves, 2
 # more to handle SIGTERM.
 ESCALATION = ((processes.EXIT_TIMEOUT, signal.SIGTERM), (processes.EXIT_TIMEOUT + 2.0, signal.SIGKILL))
+REPORT_STOPPED_AFTER = 5.0  # seconds
 FORWARDED = (signal.SIGINT, signal.SIGTERM)
 UNCAUGHT = 1  # the status with which Python exits after any exception, also one that the failure of another rank raised
 CAUSE_TIMEOUT = 1.0  # seconds after such an exit in which another failure counts as the first
@@ -37,7 +38,7 @@ class Supervisor:
         """`place`: of any rank."""
         self._signals, self._nodes = signals, nodes
         self._ranks = Ranks(signals, *FORWARDED)
-        self._stopped = StoppedRanks(self._ranks)
+        self._stopped: dict[int, float] = {}  # when to report a stopped rank; infinity: that was done
         self._restarts: Restarts | None = None
         if place.max_restarts is not None:
             keepalive = nodes.keepalive if nodes else KEEPALIVE
@@ -119,7 +120,7 @@ class Supervisor:
         restarts_due = self._restarts.due if self._restarts else math.inf
         probe_due = self._nodes.due if self._nodes else math.inf
         scheduled = (when for when, _ in self._scheduled)
-        until = min([until, self._uncaught_until, self._stopped.due, restarts_due, probe_due, *scheduled])
+        until = min([until, self._uncaught_until, *self._stopped.values(), restarts_due, probe_due, *scheduled])
         for key, _ in selector.select(None if until == math.inf else max(0.0, until - time.monotonic())):
             if key.fileobj is self._signals:
                 self._handle_signals()
@@ -138,8 +139,8 @@ class Supervisor:
             self._ranks.send(self._scheduled.pop(0)[1])
         if time.monotonic() >= self._uncaught_until:
             self._settle_uncaught()
-        if text := self._stopped.report():
-            self._print(text)
+        if time.monotonic() >= min(self._stopped.values(), default=math.inf):
+            self._report_stopped()
         if self._restarts and time.monotonic() >= self._restarts.due:
             self._restarts.poll()
 
@@ -161,7 +162,8 @@ class Supervisor:
                     self._restarts.end_well(rank)
         if text := self._ranks.reaper_loss():
             self._print(text)
-        self._stopped.look()
+        when = time.monotonic() + REPORT_STOPPED_AFTER
+        self._stopped = {rank: self._stopped.get(rank, when) for rank in self._ranks.stopped()}
         if self._restarts:
             self._restarts.poll()
 
@@ -180,6 +182,14 @@ class Supervisor:
         if self._restarts.over:
             for selector in (self._outputs, self._control):
                 selector.unregister(self._restarts)
+
+    def _report_stopped(self) -> None:
+        """Name the stopped ranks, for which the others wait, each once."""
+        found = [rank for rank, when in self._stopped.items() if when < math.inf]
+        self._stopped.update(dict.fromkeys(found, math.inf))
+        running = self._ranks.running()
+        hint = "kill -CONT " + " ".join(str(running[rank]) for rank in found)
+        self._print(f"{format_ranks(found)} {'is' if len(found) == 1 else 'are'} stopped; to continue: {hint}")
 
     def _report(self, rank: int, code: int) -> None:
         """Record that a rank of this node has failed, unless it is restarted or another one is the reason."""

@@ -1,22 +1,26 @@
 """The states of a rank that may be restarted."""
 
-from ringcomm.launcher.rank_state import LaunchedRank
+import pytest
+
+from ringcomm.launcher.rank_state import TRANSITIONS, LaunchedRank, State
 
 
-def test_a_rank_that_joins_while_it_is_ended_keeps_its_deadline():
-    rank = LaunchedRank()
+@pytest.mark.parametrize("event", ["is started", "is cancelled", "is ended", "is awaited again"])
+def test_news_of_a_process_that_has_ended_change_nothing(event):
+    rank = LaunchedRank(state=State.LOST, deadline=5.0)
+    assert not rank.move(event, 7.0)
+    assert (rank.state, rank.deadline) == (State.LOST, 5.0)
+
+
+def test_a_rank_that_is_ended_has_joined_until_it_is_started_again():
+    rank = LaunchedRank(joined=True)
     assert rank.move("is ended", 5.0)
-    assert not rank.joined
-    assert rank.move("joins", rank.deadline)
     assert rank.joined
     assert rank.deadline == 5.0
-
-
-def test_a_rank_that_is_started_again_has_not_joined():
-    rank = LaunchedRank()
-    for event in ("joins", "is ended"):
-        rank.move(event)
-        assert rank.joined
-    for event in ("is awaited again", "joins", "is started"):
-        rank.move(event)
+    for event in ("is awaited again", "is started"):
+        assert rank.move(event)
         assert not rank.joined
+
+
+def test_every_state_but_the_last_has_an_end():
+    assert {state for before, _ in TRANSITIONS.values() for state in before} == {*State} - {State.LOST}
