@@ -102,9 +102,12 @@ CALLS = (
 def results_and_breaks(functions, compiler):
     """Return the result of each compiled function, and the number of graph breaks in it."""
     rank, _ = me()
-    torch._inductor.config.compile_threads = 1  # a rank here is a daemon, which may not start processes
     seen = []
-    with warnings.catch_warnings():
+    options = {
+        "compile_threads": 1,  # a rank here is a daemon, which may not start processes
+        "fallback_by_default": True,  # no kernels of its own, each of which takes seconds to compile
+    }
+    with torch._inductor.config.patch(options), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of torch's own
         for function in functions:
             torch._dynamo.reset()
