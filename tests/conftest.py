@@ -23,6 +23,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # as ranks and tests share the cores, the t
 # As for most users; without its bytecode each process would compile ringcomm anew.
 for variable in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(variable, None)
+# Let processes keep memory that they free: else the page faults of large arrays take as long as the calls on them.
+os.environ |= {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
 os.environ[leftovers.MARK] = str(os.getpid())
 # A shell starts background jobs with SIGINT ignored, and every process of the tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
