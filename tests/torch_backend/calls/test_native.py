@@ -17,7 +17,6 @@ from unittest.mock import patch
 
 import pytest
 import test_groups
-import test_operations
 import test_profiler
 import torch
 import torch._inductor.config
@@ -304,23 +303,8 @@ def test_debugging_in_detail_wraps_the_backend(run):
     assert run(debugged, backend=TWO) == [("_ProcessGroupWrapper", [2.0] * 3)] * 2
 
 
-OPERATIONS = (
-    test_operations.test_all_reduce_with_every_operation_and_dtype,
-    test_operations.test_reduce_broadcast_gather_scatter_from_every_root,
-    test_operations.test_all_gather_of_every_kind,
-    test_operations.test_lists_may_be_uneven,
-    test_operations.test_reduce_scatter_of_lists_and_tensors,
-    test_operations.test_all_to_all_of_lists_and_tensors_even_and_not,
-    test_operations.test_messages_between_ranks,
-    test_groups.test_objects_and_barriers,
-    test_groups.test_coalesced_calls,
-    test_groups.test_async_calls_and_their_futures,
-)
-
-
-@pytest.mark.parametrize("fn", OPERATIONS, ids=lambda fn: fn.__name__)
-def test_operations_beside_another_backend(run, fn):
-    run(fn, backend=TWO)
+def test_operations_beside_another_backend(run):
+    run(test_groups.every_operation, backend=TWO)
 
 
 def test_the_profiler_shows_each_call_beside_another_backend(run):
