@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -16,12 +16,15 @@ from harness.rank import folders
 from ringcomm.devices import emulated
 from ringcomm.transports.cuda import deferred_free, messages
 
-sys.path += [*folders(), str(Path(__file__).parents[1] / "benchmarks")]
+TESTS = Path(__file__).parent
+sys.path += [*folders(), str(TESTS.parent / "benchmarks")]
 os.environ["RINGCOMM_TUNING"] = ""  # ignore this machine's tuning file
 os.environ["OMP_NUM_THREADS"] = "1"  # as ranks and tests share the cores, the threads of torch would wait in loops
 # As for most users; without its bytecode each process would compile ringcomm anew.
 for variable in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(variable, None)
+# Let processes keep memory that they free: else the page faults of large arrays take as long as the calls on them.
+os.environ |= {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
 os.environ[leftovers.MARK] = str(os.getpid())
 # A shell starts background jobs with SIGINT ignored, and every process of the tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -33,10 +36,17 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the files of most slow tests, so that all workers end with short ones, at the same time."""
+    """Mix the folders, whose tests wait or compute, so that the workers share the cores at any time.
+
+    In each folder begin with the files of most slow tests, so that all workers end with short ones.
+    """
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     tests = Counter(item.path for item in items)
-    items.sort(key=lambda item: (slow[item.path], tests[item.path]), reverse=True)
+    folders = defaultdict(list)
+    for path in sorted(tests, key=lambda path: (slow[path], tests[path]), reverse=True):
+        folders[path.relative_to(TESTS).parts[0]].append(path)
+    when = {path: (n + 0.5) / len(paths) for paths in folders.values() for n, path in enumerate(paths)}
+    items.sort(key=lambda item: when[item.path])
 
 
 def pytest_collection_finish():

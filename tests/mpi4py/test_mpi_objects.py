@@ -1,4 +1,4 @@
-"""Operations, groups, errors, infos and handles of ringcomm.mpi4py, in one process."""
+"""Datatypes, operations, errors, infos and handles of ringcomm.mpi4py, in one process."""
 
 import pickle
 
@@ -6,35 +6,103 @@ import numpy as np
 import pytest
 
 from ringcomm.errors import ArgumentError, MismatchError, PeerLost
-from ringcomm.mpi4py.base import errors, info, unsupported
-from ringcomm.mpi4py.base.constants import IDENT, SIMILAR, UNDEFINED, UNEQUAL
+from ringcomm.mpi4py.base import constants, errors, info, unsupported
 from ringcomm.mpi4py.base.errors import Exception as MPIException
 from ringcomm.mpi4py.calls import message, op
-from ringcomm.mpi4py.calls.pickling import Pickle
 from ringcomm.mpi4py.datatypes import predefined as types
-from ringcomm.mpi4py.datatypes.datatype import Datatype
+from ringcomm.mpi4py.datatypes.datatype import CODES, Datatype
 from ringcomm.mpi4py.groups import group
 
-INT, DOUBLE = types.INT, types.DOUBLE
+INT = types.INT
+DEFAULT, DISTRIBUTE_NONE = constants.DISTRIBUTE_DFLT_DARG, constants.DISTRIBUTE_NONE
 
 
-ARRAYS = np.array([[3, 5, 6], [5, 2, 7], [4, 5, 0]])
+# --- Datatypes --------------------------------------------------------------------------------------------------------
+
+
+def test_handles_are_equal_until_they_are_freed():
+    datatype = INT.Create_contiguous(2)
+    copy = Datatype(datatype)
+    assert copy == datatype
+    copy.Free()
+    assert not copy
+    assert copy == types.DATATYPE_NULL
+    assert datatype.size == 8
+    with pytest.raises(MPIException, match="MPI_ERR_TYPE"):
+        INT.Free()
+    with pytest.raises(MPIException, match="DATATYPE_NULL"):
+        copy.Get_size()
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("make", "text"),
     [
-        *(("MAX", [5, 5, 7]), ("MIN", [3, 2, 0]), ("SUM", [12, 12, 13]), ("PROD", [60, 50, 0])),
-        *(("LAND", [1, 1, 0]), ("LOR", [1, 1, 1]), ("LXOR", [1, 1, 0]), ("BAND", [0, 0, 0]), ("BOR", [7, 7, 7])),
-        *(("BXOR", [2, 2, 1]), ("REPLACE", [4, 5, 0]), ("NO_OP", [3, 5, 6])),
+        (lambda: INT.Create_contiguous(-1), "MPI_ERR_COUNT: count: expected at least 0, got -1"),
+        (lambda: INT.Create_vector(-1, 1, 1), "MPI_ERR_COUNT: count: .* got -1"),
+        (lambda: INT.Create_vector(2, -1, 1), "MPI_ERR_ARG: blocklength: .* got -1"),
+        (lambda: INT.Create_hindexed([1, -2], [0, 4]), r"MPI_ERR_ARG: blocklengths\[1\]: .* got -2"),
+        (lambda: INT.Create_subarray([2], [3], [0]), "MPI_ERR_ARG: dimension 0: .* got 3 from 0"),
+        (lambda: INT.Create_subarray([2], [1], [0], 7), "MPI_ERR_ARG: order: .* got 7"),
+        (lambda: INT.Create_darray(4, 4, [8], [0], [DEFAULT], [4]), "MPI_ERR_ARG: .* rank 4"),
+        (lambda: INT.Create_darray(4, 0, [8, 8], [0, 0], [DEFAULT] * 2, [-2, -2]), r"MPI_ERR_ARG: .*\[-2, -2\]"),
+        (lambda: INT.Create_darray(4, 0, [8], [0], [1], [4]), "MPI_ERR_ARG: dargs: expected blocks of 2 .* got 1"),
+        (lambda: INT.Create_darray(2, 0, [8], [DISTRIBUTE_NONE], [DEFAULT], [2]), "MPI_ERR_ARG: psizes: .* got 2"),
+        (lambda: INT.Create_darray(2, 0, [8], [9], [DEFAULT], [2]), "MPI_ERR_ARG: distribs: .* got 9"),
+        (lambda: types.DATATYPE_NULL.Create_contiguous(1), "MPI_ERR_TYPE: .* got DATATYPE_NULL"),
+        (lambda: Datatype.Create_struct([1], [0], [types.DATATYPE_NULL]), "MPI_ERR_TYPE: .* got DATATYPE_NULL"),
+        (lambda: INT.Get_contents(), "MPI_ERR_TYPE: .*MPI_INT"),
+        (lambda: Datatype.Match_size(constants.TYPECLASS_REAL, 3), r"MPI_ERR_ARG: .*\[2, 4, 8\] bytes, .* 3 bytes"),
+        (lambda: Datatype.Create_f90_real(40, 1), "MPI_ERR_ARG: .* got 40 and 1"),
     ],
 )
-@pytest.mark.parametrize("code", ["i1", "u2", "i8"])
-def test_operations_fold_in_rank_order(name, expected, code):
-    arrays = list(ARRAYS.astype(code))
-    result = getattr(op, name).fold(arrays, Datatype.fromcode(code)._named)
-    assert result.dtype == code
-    assert result.tolist() == expected
+def test_wrong_arguments_are_refused_with_what_was_expected(make, text):
+    with pytest.raises(MPIException, match=text):
+        make()
+
+
+def test_lists_of_different_length_are_refused():
+    for make in (
+        lambda: INT.Create_indexed([1], [1, 2]),
+        lambda: INT.Create_subarray([2], [1, 1], [0]),
+        lambda: Datatype.Create_struct([1], [0, 1], [INT]),
+    ):
+        with pytest.raises(ValueError, match="expected lists of one length, got 1 "):
+            make()
+
+
+def test_fortran_type_has_name_and_attributes_of_its_own():
+    real, key = Datatype.Create_f90_real(6, 30), Datatype.Create_keyval()
+    real.Set_name("mine")
+    real.Set_attr(key, 1)
+    assert (types.REAL4.name, types.REAL4.Get_attr(key)) == ("MPI_REAL4", None)
+    Datatype.Free_keyval(key)
+
+
+def test_elements_that_overlap_span_their_data():
+    layout = INT.Create_contiguous(3).Create_resized(0, 4)._named
+    assert (layout.extent, layout.span(0), layout.span(3)) == (4, (0, 0), (0, 20))
+    backwards = INT.Create_resized(0, -8)
+    assert backwards._named.span(3) == (-16, 4)
+    assert layout.pack(np.arange(5, dtype="i4").view(np.uint8), 0, 3).tolist() == [0, 1, 2, 1, 2, 3, 2, 3, 4]
+
+
+def test_codes_of_c_and_of_fortran_mean_their_types():
+    assert {code: types.C_CODES[code] for code in "?bilqfdD"} == {code: CODES[code] for code in "?bilqfdD"}
+    assert (CODES["i4"], types.F_CODES["i4"]) == (types.INT32_T, types.INTEGER4)
+    assert (types.C_CODES["l"], types.F_CODES["l"], types.F_CODES["l8"]) == (types.LONG, types.LOGICAL, types.LOGICAL8)
+    assert (types.F_CODES["r8"], types.F_CODES["c16"], types.F_CODES["z"]) == (
+        *(types.REAL8, types.COMPLEX16, types.DOUBLE_COMPLEX),
+    )
+    assert all(datatype.size == np.dtype(code).itemsize for code, datatype in types.C_CODES.items())
+
+
+# --- Operations, errors, infos ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "expected"), [("REPLACE", [4, 5, 0]), ("NO_OP", [3, 5, 6])])
+def test_operations_that_open_mpi_has_for_windows_only_fold_in_rank_order(name, expected):
+    arrays = list(np.array([[3, 5, 6], [5, 2, 7], [4, 5, 0]], "i4"))
+    assert getattr(op, name).fold(arrays, INT._named).tolist() == expected
     assert arrays[0].tolist() == [3, 5, 6]
 
 
@@ -45,67 +113,6 @@ def test_native_operations_are_those_with_the_same_result():
     assert op.SUM.native_for(np.dtype("g")) is None
     assert op.MAX.native_for(np.dtype("F")) is None
     assert op.MAXLOC.native_for(types.DOUBLE_INT._named.base) is None
-
-
-def test_maxloc_takes_the_lowest_index_of_equal_values():
-    pair = types.DOUBLE_INT._named
-    arrays = [np.array([(value, index)], pair.base) for value, index in ((1, 4), (2, 3), (2, 1), (0, 0))]
-    assert op.MAXLOC.fold(arrays, pair).tolist() == [(2, 1)]
-    assert op.MINLOC.fold(arrays, pair).tolist() == [(0, 0)]
-    assert op.MAXLOC([2, 3], [2, 1]) == (2, 1)
-
-
-def test_undefined_operations_are_refused():
-    for operation, datatype in ((op.BAND, DOUBLE), (op.MAX, types.C_COMPLEX), (op.MAXLOC, INT)):
-        with pytest.raises(MPIException, match="MPI_ERR_OP"):
-            operation.fold([np.zeros(1, datatype._named.base)] * 2, datatype._named)
-
-
-def test_user_function_is_called_as_mpi_calls_it():
-    seen = []
-
-    def minus(x, y, datatype):
-        if datatype is None:
-            return x - y
-        seen.append(datatype)
-        a, b = np.frombuffer(x, "i4"), np.frombuffer(y, "i4")
-        b[:] = a - b
-        return None
-
-    operation = op.Op.Create(minus)
-    arrays = [np.array([value], "i4") for value in (10, 3, 1)]
-    assert operation.fold(arrays, INT._named).tolist() == [10 - (3 - 1)]
-    assert seen == [INT, INT]
-    assert operation(5, 3) == 2
-    assert not operation.Is_commutative()
-    operation.Free()
-    assert operation == op.OP_NULL
-
-
-def test_reduce_local_reduces_into_the_second_buffer():
-    x, y = np.array([1, 2], "i4"), np.array([3, 5], "i4")
-    op.SUM.Reduce_local(x, y)
-    assert y.tolist() == [4, 7]
-    with pytest.raises(ValueError, match="differ"):
-        op.SUM.Reduce_local(x[:1], y)
-
-
-def test_groups_are_ordered_sets():
-    whole = group.Group((4, 2, 7, 5), 7)
-    assert (whole.size, whole.rank) == (4, 2)
-    part = whole.Incl([2, 0])
-    assert (part.ranks, part.rank) == ((7, 4), 0)
-    assert group.Group.Union(part, whole).ranks == (7, 4, 2, 5)
-    assert group.Group.Intersection(whole, part).ranks == (4, 7)
-    assert group.Group.Difference(whole, part).ranks == (2, 5)
-    assert whole.Range_excl([(0, 3, 2)]).ranks == (2, 5)
-    assert whole.Range_incl([(3, 0, -2)]).ranks == (5, 2)
-    assert whole.Translate_ranks([0, 1], part) == [1, UNDEFINED]
-    assert whole.Excl([]).Compare(whole) == IDENT
-    assert part.Compare(group.Group((4, 7), 7)) == SIMILAR
-    assert part.Compare(whole) == UNEQUAL
-    with pytest.raises(MPIException, match="MPI_ERR_RANK"):
-        whole.Incl([4])
 
 
 def test_errors_are_translated_with_their_text():
@@ -120,16 +127,6 @@ def test_errors_are_translated_with_their_text():
         assert translated == code
         assert str(error) in str(translated)
         assert str(pickle.loads(pickle.dumps(translated))) == str(translated)
-
-
-def test_pickle_leaves_large_buffers_out():
-    serializer = Pickle(threshold=100)
-    x, y = np.arange(100), np.arange(3)
-    data, parts = serializer.dumps_oob([x, y])
-    assert [part.nbytes for part in parts] == [800]
-    assert len(data) < 800
-    for mine, original in zip(serializer.loads_oob(data, parts), (x, y), strict=True):
-        assert mine.tolist() == original.tolist()
 
 
 @pytest.mark.parametrize("kind", [unsupported.Win, unsupported.File, unsupported.Session])

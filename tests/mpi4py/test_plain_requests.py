@@ -279,28 +279,6 @@ def test_persistent_requests_refuse_a_second_start_and_can_be_started_after_a_fa
         assert [line[4:] for line in lines if line.startswith(f"[{rank}]")] == expected
 
 
-def test_cancelled_receives_complete_without_a_message():
-    text = """
-        import numpy as np
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
-        receives = [comm.Irecv(np.zeros(1), tag=tag) for tag in range(3)]
-        persistent = comm.Recv_init(np.zeros(1), tag=3)
-        persistent.Start()
-        for each in (receives[0], receives[1], persistent):
-            each.Cancel()
-        comm.Send(np.zeros(1), comm.rank, 2)
-        status = MPI.Status()
-        print(receives[0].Wait(status), status.Is_cancelled(), status.Get_count())
-        print(MPI.Request.Waitall([*receives, persistent]), [bool(each) for each in [*receives, persistent]])
-        print(persistent.Test(status), status.Is_cancelled())
-        """
-    assert run_in_world(1, text).splitlines() == [
-        *("[0] True True 0", "[0] True [False, False, False, True]", "[0] True False"),
-    ]
-
-
 def test_several_threads_wait_for_one_request():
     text = """
         import threading
@@ -325,32 +303,16 @@ def test_several_threads_wait_for_one_request():
     assert sorted(run_in_world(2, text).splitlines()) == ["[0] done", "[1] done"]
 
 
-def test_nonblocking_collectives_of_plain_arrays_meet_those_of_others():
+def test_nonblocking_collectives_of_plain_arrays_meet_those_of_others_and_tell_their_error_once():
     text = """
         import numpy as np
         from mpi4py import MPI
 
         comm, rank, size = MPI.COMM_WORLD, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-
-        def given(array):
-            return array if rank else [array, array.size if array is not blocks else 2, MPI.DOUBLE]
-
-        x, y, blocks, all_blocks = np.full(2, rank + 1.0), np.zeros(2), np.zeros(2 * size), np.arange(2.0 * size)
-        requests = [
-            comm.Iallreduce(x, y),
-            comm.Iallgather(x, given(blocks)),
-        ]
-        MPI.Request.Waitall([*requests, comm.Ibarrier()])
-        print(y.tolist() == [6, 6], blocks.tolist() == [1, 1, 2, 2, 3, 3], any(requests))
-        z = np.full(2, 5.0) if rank == 1 else np.zeros(2)
-        comm.Ibcast(given(z), 1).Wait()
-        comm.Iallreduce(MPI.IN_PLACE, x, MPI.MAX).Wait()
-        comm.Igather(x, blocks if rank == 2 else None, 2).Wait()
-        comm.Ireduce(x, y if rank == 2 else None, MPI.PROD, 2).Wait()
-        comm.Iscatter(all_blocks if rank == 0 else None, z, 0).Wait()
-        print(x.tolist() == [3, 3], rank != 2 or y.tolist() == [27, 27], z.tolist() == [2 * rank, 2 * rank + 1])
-        comm.Ialltoall(all_blocks, blocks).Wait()
-        print(blocks.tolist() == [2 * rank, 2 * rank + 1] * size)
+        x, blocks, z = np.full(2, rank + 1.0), np.zeros(2 * size), np.full(2, rank * 5.0)
+        into, bcast = (blocks, z) if rank else ([blocks, 2, MPI.DOUBLE], [z, 2, MPI.DOUBLE])
+        MPI.Request.Waitall([comm.Iallgather(x, into), comm.Ibcast(bcast, 1)])
+        print(blocks.tolist() == [1, 1, 2, 2, 3, 3], z.tolist() == [5, 5])
         heard = []
         comm.Set_errhandler(MPI.Comm.Create_errhandler(lambda _, code: heard.append(code)))
         request = comm.Iallreduce(np.zeros(1 + rank), np.zeros(1 + rank))
@@ -362,9 +324,9 @@ def test_nonblocking_collectives_of_plain_arrays_meet_those_of_others():
                 print(error.Get_error_class() == MPI.ERR_OTHER, bool(each), len(heard))
         """
     lines = run_in_world(3, text).splitlines()
-    expected = ["True True False", "True True True", "True", "True False 1", "True False 1"]
     for rank in range(3):
-        assert [line[4:] for line in lines if line.startswith(f"[{rank}]")] == expected
+        mine = [line[4:] for line in lines if line.startswith(f"[{rank}]")]
+        assert mine == ["True True", "True False 1", "True False 1"]
 
 
 def test_a_call_that_waits_lets_other_threads_run(run_program):

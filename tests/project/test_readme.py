@@ -36,7 +36,7 @@ def test_an_example_prints_what_the_readme_shows(tmp_path, number, program, modu
 def test_there_are_two_commands_and_ci_runs_them():
     install, test = blocks("sh")
     assert install.startswith("python3 -m venv")
-    assert test.strip().endswith("/pytest -n 2 --dist loadfile")
+    assert test.strip().endswith("/pytest -n 3 --dist loadfile")
     script = (ROOT / ".ci" / "run").read_text()
     extract = re.search(r"^readme\(\).*$", script, re.MULTILINE)[0]
     for number, command in ((1, install), (2, test)):

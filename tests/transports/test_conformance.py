@@ -13,6 +13,7 @@ from harness import mpi_world
 from harness.mpi_world import LIBRARIES
 from ringcomm import transports
 from ringcomm.adapters import ADAPTERS, EmulatedAdapter
+from ringcomm.communicator import Communicator
 from ringcomm.devices import emulated
 from ringcomm.testing import (
     CHECKS,
@@ -20,6 +21,7 @@ from ringcomm.testing import (
     check_rank,
     check_transport,
     connect_threads,
+    run_threads,
 )
 from ringcomm.transports import staging
 from ringcomm.transports.choice import find_transports
@@ -75,10 +77,15 @@ def hosts_of(layout, link):
 
 @pytest.mark.parametrize(
     ("link", "layout"),
-    [*(("sockets", layout) for layout in ("01", "001", "0101", "0123", "01012")), ("ucx", "01"), ("ucx", "0101")],
+    [*(("sockets", layout) for layout in ("01", "001", "0101", "0123", "01012")), ("ucx", "01")],
 )
 def test_ranks_on_several_hosts_keep_the_contract(link, layout):
     check_transport(partial(connect_threads, hosts_of(layout, link)), [len(layout)])
+
+
+def test_groups_of_ranks_on_several_hosts_keep_the_contract_over_ucx():
+    """Connect once: UCX needs half a second for every four ranks."""
+    run_threads(check_in_groups, [Communicator(each) for each in connect_threads(hosts_of("0101", "ucx"), 4)])
 
 
 # --- On GPUs ----------------------------------------------------------------------------------------------------------

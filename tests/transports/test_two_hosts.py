@@ -43,7 +43,7 @@ signal.pause()
 """
 
 
-@pytest.fixture(params=LIBRARIES)
+@pytest.fixture(scope="module", params=LIBRARIES)
 def library(request):
     pytest.importorskip("mpi4py")
     if reason := why_not(request.param):
@@ -120,27 +120,36 @@ def reduce_until_it_fails(world):
             return str(error), time.monotonic() - begin
 
 
-def test_ringcomm_keeps_its_contract_on_two_hosts(library):
+@pytest.fixture(scope="module")
+def world(library):
+    """Two hosts, and two ranks on each; a test that cuts the link is the last one."""
     with two_hosts() as hosts:
-        pool = hosts.pool(library, 2)
-        assert pool.run(find_hosts, ()) == [("shm+mpi", "shm", "mpi")] * 4
-        pool.run(keep_the_contract, ())
+        yield hosts, hosts.pool(library, 2)
 
 
-def test_every_rank_raises_a_timeout_when_the_link_is_down(library):
-    with two_hosts() as hosts:
-        pool = hosts.pool(library, 2)
-        for connection in pool.connections:
-            connection.send((reduce_until_it_fails, ()))
-        until(lambda: min(host.bytes_sent() for host in hosts) > 20 * SIZE, "calls over the link")
-        hosts.cut_link()
-        for rank, connection in enumerate(pool.connections):
-            assert connection.poll(harness.OPERATION), f"rank {rank} still waits"
-            answer, failure = pools.receive(connection, rank)
-            assert failure is None
-            text, seconds = answer
-            assert seconds < LIMIT + 2
-            pattern = r"timed out: rank (.) waited .* in (.*?\)).*: .*?ranks? (\d(?:[\d, and]*\d)?)"
-            waiting, words, late = re.match(pattern, text).groups()
-            assert words == f"all_reduce(float64 x {SIZE // 8}, max)"
-            assert {int(rank) // 2 for rank in re.findall(r"\d", late)} != {int(waiting) // 2}, text
+def test_ringcomm_keeps_its_contract_on_two_hosts(world):
+    _, pool = world
+    assert pool.run(find_hosts, ()) == [("shm+mpi", "shm", "mpi")] * 4
+    pool.run(keep_the_contract, ())
+
+
+def test_every_rank_raises_a_timeout_when_the_link_is_down(world):
+    hosts, pool = world
+    sent = [host.bytes_sent() for host in hosts]
+    for connection in pool.connections:
+        connection.send((reduce_until_it_fails, ()))
+    until(
+        lambda: all(host.bytes_sent() - before > 20 * SIZE for host, before in zip(hosts, sent, strict=True)),
+        "calls over the link",
+    )
+    hosts.cut_link()
+    for rank, connection in enumerate(pool.connections):
+        assert connection.poll(harness.OPERATION), f"rank {rank} still waits"
+        answer, failure = pools.receive(connection, rank)
+        assert failure is None
+        text, seconds = answer
+        assert seconds < LIMIT + 2
+        pattern = r"timed out: rank (.) waited .* in (.*?\)).*: .*?ranks? (\d(?:[\d, and]*\d)?)"
+        waiting, words, late = re.match(pattern, text).groups()
+        assert words == f"all_reduce(float64 x {SIZE // 8}, max)"
+        assert {int(rank) // 2 for rank in re.findall(r"\d", late)} != {int(waiting) // 2}, text

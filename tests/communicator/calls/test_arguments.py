@@ -3,7 +3,6 @@
 import re
 
 import numpy as np
-import pytest
 
 import harness
 from harness.failures import check_usable, raised
@@ -120,23 +119,18 @@ if not gpus():
     }
 
 
-def refuse_on_one(comm, names):
+def refuse_on_one(comm):
     """Rank 1 makes calls that are refused; the others do not notice."""
-    if comm.rank == 1:
-        for name in names:
-            call, words = CALLS[name]
+    for name, (call, words) in CALLS.items():
+        if comm.rank == 1:
             error = raised(ArgumentError, lambda call=call: call(comm))
             assert re.search(words, str(error)), f"{name}: {error}"
+        comm.barrier()
     check_usable(comm)
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_a_call_is_refused_with_what_was_expected_and_given(name):
-    harness.run(refuse_on_one, 3, [name], world="threads")
-
-
-def test_refused_calls_leave_processes_in_step():
-    harness.run(refuse_on_one, 3, list(CALLS))
+def test_a_call_is_refused_with_what_was_expected_and_given_and_leaves_the_ranks_in_step(world):
+    harness.run(refuse_on_one, 3, world=world)
 
 
 def refuse_queued(comm):
@@ -202,16 +196,16 @@ NO_NUMBERS = {
 }
 
 
-def refuse_no_numbers(comm, name):
-    if comm.rank == 1:
-        for call in NO_NUMBERS[name]:
+def refuse_no_numbers(comm):
+    for name, calls in NO_NUMBERS.items():
+        for call in calls if comm.rank == 1 else ():
             assert re.match(f"(unknown )?{name}[: ]", str(raised(ArgumentError, lambda call=call: call(comm))))
+        comm.barrier()
     check_usable(comm)
 
 
-@pytest.mark.parametrize("name", NO_NUMBERS)
-def test_an_argument_of_the_wrong_type_is_refused_by_name(name):
-    harness.run(refuse_no_numbers, 3, name, world="threads")
+def test_an_argument_of_the_wrong_type_is_refused_by_name():
+    harness.run(refuse_no_numbers, 3, world="threads")
 
 
 def refuse_with_facts(comm):

@@ -1,6 +1,7 @@
 """Buffer specifications: how calls are told where the data is, how much of it, and of which type."""
 
 import array
+import ctypes
 
 import numpy as np
 from mpi4py import MPI
@@ -38,8 +39,13 @@ def specifications():
         "[array, count, letter]": lambda x: [x, 5, "i"],
         "[array, count]": lambda x: [x, 3],
         "[array, (count, displ)]": lambda x: [x, (3, 2)],
+        "[array, (None, displ)]": lambda x: [x, (None, 2)],
+        "[array, [count, displ], type]": lambda x: [x, [2, 1], MPI.INT],
         "[array, (count, displ), type]": lambda x: [x, (2, 1), MPI.INT],
         "[array, count, displ, type]": lambda x: [x, 2, 3, MPI.INT],
+        "[array, a longer type]": lambda x: [x, MPI.INT.Create_contiguous(3).Commit()],
+        "(array, None, None)": lambda x: (x, None, None),
+        "memoryview": memoryview,
         "[None, 0, type]": lambda x: [None, 0, MPI.INT],
         "[array, bytes]": lambda x: [x, MPI.BYTE],
         "[array, 8, bytes]": lambda x: [x, 8, MPI.BYTE],
@@ -66,11 +72,18 @@ def vectors():
         x = np.full(room, -1, "i")
         comm.Allgatherv(np.full(rank + 1, rank, "i"), spec(x))
         yield label, x.tolist()
+    counts, displs, x = np.arange(size), np.full(size, 99), np.full(room, -1, "i")
+    displs[1:] = np.arange(size)[:0:-1]  # of a count of zero, the place does not matter
+    comm.Allgatherv(np.full(rank, rank, "i"), [x, counts, displs, "i"])
+    yield "none of a rank", x.tolist()
+    x = np.zeros((6 + size - rank) // size)
+    comm.Scatterv(np.arange(7.0) if rank == 0 else None, x)
+    yield "an array in parts", x.tolist()
 
 
 @section
 def automatic_types():
-    codes = "?bBhHiIlLqQfdFD"
+    codes = "?bBhHiIlLqQfdgFDG"
     equal = []
     for code in codes:
         x, y = np.array([1, 0, 1], code), np.zeros(3, code)
@@ -81,6 +94,7 @@ def automatic_types():
         "bytearray": lambda values: bytearray(values),
         "array.array": lambda values: array.array("i", values),
         "memoryview": lambda values: memoryview(array.array("d", values)),
+        "ctypes": lambda values: (ctypes.c_int * 3)(*values),
     }.items():
         x = make([0, 0, 0])
         exchanged(make([rank, 2, 3]), x)
@@ -91,6 +105,9 @@ def automatic_types():
     x = np.zeros(3)
     exchanged(Exporter(np.arange(3.0) + rank), Exporter(x))
     yield "DLPack", x.tolist()
+    letters = np.zeros((2, 2), "S1")
+    exchanged(np.array([["a", "b"], ["c", str(rank)]], "S1"), letters)
+    yield "letters", letters.tolist()
     x = np.zeros(())
     exchanged(np.array(rank + 0.5), x)
     yield "a number", float(x)
@@ -101,6 +118,12 @@ def automatic_types():
     yield "empty", comm.allgather(rank)
 
 
+def at(*arrays):
+    """Return a type of the elements of arrays, by their addresses."""
+    places, kinds = [MPI.Get_address(x) for x in arrays], [MPI._typedict[x.dtype.char] for x in arrays]
+    return MPI.Datatype.Create_struct([x.size for x in arrays], places, kinds).Commit()
+
+
 @section
 def bottom():
     x, y = np.array([rank], "i"), np.zeros(1, "i")
@@ -109,6 +132,17 @@ def bottom():
     yield "Aint_add", MPI.Aint_add(MPI.Get_address(x), 4) == x.ctypes.data + 4
     for each in there:
         each.Free()
+    x, y, z = np.arange(8, dtype="i") + 10 * rank, np.zeros(8, "i"), np.full(2, rank, "d")
+    exchanged([MPI.BOTTOM, 1, at(x[5:], x[:3])], [MPI.BOTTOM, 1, at(y[1:4], y[5:])])
+    yield "messages", y.tolist()
+    comm.Bcast([MPI.BOTTOM, 1, at(y, z)], size - 1)
+    yield "of two types", (y.tolist(), z.tolist())
+    every = [[at(each[i : i + 1]) for i in range(size)] for each in (x, y)]
+    comm.Alltoallw(*([MPI.BOTTOM, [1] * size, [0] * size, kinds] for kinds in every))
+    yield "Alltoallw", y.tolist()
+    spaced = at(x[:1]).Create_resized(MPI.Get_address(x), 8).Commit()
+    exchanged([MPI.BOTTOM, 3, spaced], y)
+    yield "every other", y.tolist()
 
 
 @section
@@ -123,6 +157,12 @@ def memory():
     yield "fromaddress", MPI.buffer.fromaddress(room.address, 8).tobytes() == room.tobytes()
     yield "obj", room.obj is not None
     yield "toreadonly", refused(exchanged, np.zeros(8, "b"), room.toreadonly())
+    x = array.array("i", [1, 2])
+    memory = MPI.buffer(x)
+    memory[4:] = b"\3\0\0\0"
+    yield "of an array", (x.tolist(), memory.cast("i").tolist(), memory.nbytes, memory.obj is x, memory.readonly)
+    yield "its address", memory.address == x.buffer_info()[0]
+    yield "slices", refused(memory.__setitem__, slice(2), b"abc")
     room.release()
     yield "released", len(room)
 
@@ -137,11 +177,25 @@ def refusals():
         "no type of this letter": [x, "@"],
         "too many": [x, 1, 2, MPI.INT, 5],
         "count": [x, -1, MPI.INT],
+        "displacement": [x, 1, -1, MPI.INT],
+        "beyond the array": [x, 1, 5, MPI.INT],
+        "half an element": [bytearray(5), MPI.INT],
+        "None with a count": [None, 1, MPI.INT],
+        "a count that is no integer": [x, 1.5, MPI.INT],
+        "a list": [[1, 2], MPI.INT],
+        "structures": np.zeros(2, "i4,f8"),
+        "another byte order": np.zeros(2, np.dtype("i").newbyteorder()),
         "null type": [x, 4, MPI.DATATYPE_NULL],
         "objects": np.array([None, 1]),
         "not contiguous": np.zeros((2, 2))[:, 0],
     }.items():
         yield label, refused(MPI.COMM_SELF.Bcast, spec)
+    for label, call in {
+        "blocks": lambda: MPI.COMM_SELF.Allgatherv(x, [x, [1, 2]]),
+        "counts that are no integers": lambda: MPI.COMM_SELF.Allgatherv(x, [x, np.array([1.0])]),
+        "one item": lambda: MPI.COMM_SELF.Alltoallw([x], [x]),
+    }.items():
+        yield label, refused(call)
     yield "usable", comm.allgather(rank)
 
 

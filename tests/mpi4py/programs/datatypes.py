@@ -1,5 +1,7 @@
 """Datatypes: how they are made, what they tell of themselves, and what messages, packs and reductions of them move."""
 
+import pickle
+
 import numpy as np
 from mpi4py import MPI
 from sections import comm, left, named, rank, refused, report, right, section
@@ -13,6 +15,7 @@ DERIVED = {
     "indexed block": lambda: MPI.INT.Create_indexed_block(2, [1, 5]),
     "hindexed block": lambda: MPI.INT.Create_hindexed_block(1, [0, 12]),
     "struct": lambda: MPI.Datatype.Create_struct([1, 2], [0, 8], [MPI.INT, MPI.SHORT]),
+    "padded struct": lambda: MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.DOUBLE, MPI.CHAR]),
     "subarray": lambda: MPI.INT.Create_subarray([3, 4], [2, 2], [1, 1]),
     "subarray, Fortran": lambda: MPI.INT.Create_subarray([3, 4], [2, 2], [1, 1], MPI.ORDER_F),
     "resized": lambda: MPI.INT.Create_resized(0, 8),
@@ -21,7 +24,11 @@ DERIVED = {
     "distributed, cyclic": lambda: MPI.INT.Create_darray(
         4, 3, [4, 6], [MPI.DISTRIBUTE_CYCLIC] * 2, [1, 2], [2, 2], MPI.ORDER_F
     ),
+    "empty struct": lambda: MPI.Datatype.Create_struct([], [], []),
+    "empty blocks": lambda: MPI.INT.Create_hindexed([1, 0, 2], [12, 4, 0]),
     "duplicate": lambda: MPI.INT.Dup(),
+    "Fortran 90 real": lambda: MPI.Datatype.Create_f90_real(15, 300),
+    "Fortran 90 integer": lambda: MPI.Datatype.Create_f90_integer(9),
     "nested": lambda: MPI.INT.Create_vector(2, 1, 2).Create_contiguous(2),
 }
 
@@ -65,8 +72,7 @@ def derived():
         kind = make().Commit()
         bounds = (kind.lb, kind.ub, kind.true_lb, kind.true_ub, kind.true_extent)
         yield label, (kind.Get_size(), kind.Get_extent(), kind.Get_true_extent(), bounds)
-        kind.Free()
-        yield "Free", kind == MPI.DATATYPE_NULL
+        yield "Free", (refused(kind.Free), kind == MPI.DATATYPE_NULL)
 
 
 @section
@@ -74,6 +80,8 @@ def contents():
     for label, make in DERIVED.items():
         kind = make()
         origin, combiner, parameters = kind.decode()
+        for again in (getattr(origin, f"Create_{combiner.lower()}")(**parameters), pickle.loads(pickle.dumps(kind))):
+            yield "made again", (again.Get_extent(), again.Get_true_extent(), again.Get_contents()[:3])
         integers, addresses, counts, kinds = kind.Get_contents()
         parameters.pop("datatypes", None)  # of a struct, which has no single origin
         yield label, (kind.Get_envelope()[:4], combiner, parameters, origin.Get_size() if origin else None)
@@ -82,27 +90,48 @@ def contents():
             "properties",
             (kind.envelope == kind.Get_envelope(), kind.is_named, kind.is_predefined, len(kind.contents)),
         )
-        kind.Free()
     yield "predefined", (named(MPI.INT.combiner, "COMBINER_NAMED"), MPI.INT.decode()[1], MPI.INT.is_predefined)
+    yield "its envelope", MPI.INT.Get_envelope()[:4]
+
+
+@section
+def distributed():
+    default, psizes = [MPI.DISTRIBUTE_DFLT_DARG] * 2, [2, 3]
+    block, cyclic, whole = MPI.DISTRIBUTE_BLOCK, MPI.DISTRIBUTE_CYCLIC, MPI.DISTRIBUTE_NONE
+    for arguments in (
+        ([block] * 2, default, psizes),
+        ([block] * 2, [4, 6], psizes),
+        ([cyclic] * 2, default, psizes),
+        ([cyclic] * 2, [default[0], 2], psizes),
+        ([cyclic] * 2, default, psizes, MPI.ORDER_F),
+        ([block, whole], default, [6, 1]),
+    ):
+        for each in range(6):
+            kind = MPI.INT.Create_darray(6, each, [5, 7], *arguments).Commit()
+            position = kind.Pack(np.arange(35, dtype="i"), packed := np.zeros(35, "i"), 0, comm)
+            yield f"part {each}", (kind.Get_extent(), packed[: position // 4].tolist())
 
 
 @section
 def messages():
     for label, make in DERIVED.items():
         kind = make().Commit()
-        sent, received, status = np.arange(24, dtype="i") + 100 * rank, np.full(24, -1, "i"), MPI.Status()
-        comm.Sendrecv([sent, 1, kind], right, 0, [received, 1, kind], left, 0, status)
-        apart = np.zeros(kind.Get_size() // 2, "h")
-        comm.Sendrecv([sent, 1, kind], right, 1, [apart, MPI.BYTE], left, 1)
-        yield label, (received[: kind.Get_extent()[1] // 4 + 1].tolist(), apart.tolist())
-        yield "status", (status.Get_count(kind), status.Get_elements(kind))
-        kind.Free()
-    pair = MPI.INT.Create_contiguous(2).Commit()
-    sending = comm.Isend(np.arange(3, dtype="i"), right, 2)
-    comm.Recv([np.zeros(4, "i"), 2, pair], left, 2, status)
-    sending.Wait()
-    yield "a part", (named(status.Get_count(pair), "UNDEFINED"), status.Get_elements(pair))
-    pair.Free()
+        for count in (0, 1, 2):
+            sent, received, status = np.arange(48, dtype="i") + 100 * rank, np.full(48, -1, "i"), MPI.Status()
+            comm.Sendrecv([sent, count, kind], right, 0, [received, count, kind], left, 0, status)
+            apart = np.zeros(count * kind.Get_size(), "b")
+            comm.Sendrecv([sent, count, kind], right, 1, [apart, MPI.BYTE], left, 1)
+            yield label, (received.tolist(), apart.tolist())
+            yield "status", (status.Get_count(kind), status.Get_elements(kind))
+    for label in ("vector", "struct"):
+        kind, x = DERIVED[label]().Commit(), np.zeros(8, "i")
+        sending = comm.Isend(np.arange(1, 4, dtype="i"), right, 2)
+        comm.Recv([x, 2, kind], left, 2, status)
+        sending.Wait()
+        elements = MPI.Status(status)
+        elements.Set_elements(kind, 1)
+        yield f"a part of a {label}", (x.tolist(), elements.count, status.Get_elements(kind))
+        yield "status", (named(status.Get_count(kind), "UNDEFINED"), named(status.Get_count(MPI.DOUBLE), "UNDEFINED"))
 
 
 @section
@@ -174,6 +203,7 @@ def refusals():
         "count": lambda: MPI.INT.Create_contiguous(-1),
         "blocklength": lambda: MPI.INT.Create_vector(2, -1, 2),
         "lengths": lambda: MPI.INT.Create_indexed([1, 2], [0]),
+        "padded struct": lambda: MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.DOUBLE, MPI.CHAR]),
         "subarray": lambda: MPI.INT.Create_subarray([4], [5], [0]),
         "not committed": lambda: MPI.COMM_SELF.Bcast([np.zeros(2, "i"), 1, MPI.INT.Create_contiguous(2)]),
         "null": lambda: MPI.DATATYPE_NULL.Create_contiguous(2),

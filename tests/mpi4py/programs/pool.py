@@ -19,7 +19,7 @@ def main():
         print("starmap", [*pool.starmap(power, [(2, 3), (3, 2)])])
         error = pool.submit(fail, "on purpose").exception()
         print("failed", repr(error))
-        print("workers", pool.num_workers >= 1)
+        print("workers", pool.num_workers)
         with MPIPoolExecutor(max_workers=1) as other:
             print("another pool", [*other.map(power, range(3), unordered=False)])
     try:

@@ -1,5 +1,7 @@
 """mpi4py.futures with MPICommExecutor: one rank submits calls, and the other ranks work."""
 
+import time
+
 from mpi4py.futures import MPICommExecutor, as_completed, wait
 from sections import comm, rank, refused, report, section, size
 
@@ -36,6 +38,11 @@ def calls():
         yield "map", [*pool.map(square, range(6))]
         yield "map of two", [*pool.map(add, [1, 2], [10, 20])]
         yield "map in chunks", [*pool.map(square, range(10), chunksize=3, timeout=60)]
+        yield "map, a few at a time", [*pool.map(square, range(7), buffersize=2)]
+        try:
+            [*pool.map(time.sleep, [0, 0.3], timeout=0.05)]
+        except TimeoutError as error:
+            yield "map, too long", str(error)
         yield "map, unordered", sorted(pool.map(square, range(5), unordered=True))
         yield "starmap", [*pool.starmap(add, [(1, 2), (3, 4)], chunksize=2)]
         yield "failed", [of(pool.submit(fail, "on purpose")), of(pool.submit(square, 5))]
@@ -58,6 +65,10 @@ def futures():
         yield "callback", called
         pool.shutdown()
         yield "shut down", refused(pool.submit, square, 1)
+        try:
+            pool.submit(square, 1)
+        except RuntimeError as error:
+            yield "its text", str(error)
 
     yield from on(size - 1, program)
 

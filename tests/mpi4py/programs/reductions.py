@@ -26,12 +26,13 @@ def predefined():
         "BOR": WHOLE,
         "BXOR": WHOLE,
     }.items():
-        op, results = getattr(MPI, name), []
-        for code in codes:
-            x, y = values(code), np.zeros(4, code)
-            comm.Allreduce(x, y, op)
-            results.append(y.real.astype(int).tolist())
-        yield name, agreed(results)
+        for call in (comm.Allreduce, comm.Scan):
+            results = []
+            for code in codes:
+                x, y = values(code), np.zeros(4, code)
+                call(x, y, getattr(MPI, name))
+                results.append((y.real.astype(int).tolist(), x.real.astype(int).tolist()))
+            yield f"{call.__name__}, {name}", agreed(results)
     flags, all_, any_ = np.array([rank == 0, True, False]), np.zeros(3, "?"), np.zeros(3, "?")
     comm.Allreduce(flags, all_, MPI.LAND)
     comm.Allreduce(flags, any_, MPI.LOR)
@@ -43,6 +44,9 @@ def predefined():
 def refusals():
     x, y = np.ones(1), np.ones(1)
     yield "of floats", [refused(comm.Allreduce, x, y, op) for op in (MPI.BAND, MPI.BOR, MPI.BXOR)]
+    yield "of complex numbers", refused(comm.Allreduce, x.astype("D"), y.astype("D"), MPI.MAX)
+    yield "of no pairs", refused(comm.Allreduce, x, y, MPI.MAXLOC)
+    yield "of other lengths", refused(MPI.SUM.Reduce_local, x, np.ones(2))
     yield "usable", comm.allreduce(rank)
 
 
@@ -151,10 +155,17 @@ def local():
     for op in (MPI.SUM, MPI.MAX, MPI.BXOR):
         result = inout.copy()
         op.Reduce_local(inbuf, result)
-        yield named(op, "SUM", "MAX", "BXOR"), result.tolist()
+        yield named(op, "SUM", "MAX", "BXOR"), (result.tolist(), inbuf.tolist())
+    yield "of the program's own", MPI.Op.Create(lambda x, y, kind: x - y)(5, 3)
     yield (
         "of objects",
-        (MPI.SUM([1], [2]), MPI.MAX(3, 4), MPI.MINLOC((1, 5), (1, 2)), MPI.LXOR(True, True), MPI.BOR(1, 6)),
+        (
+            MPI.SUM([1], [2]),
+            MPI.MAX(3, 4),
+            MPI.MINLOC((1, 5), (1, 2)),
+            MPI.LXOR(True, True),
+            MPI.BOR(1, 6),
+        ),
     )
     yield "truth", (bool(MPI.SUM), bool(MPI.OP_NULL), MPI.Op(MPI.SUM) == MPI.SUM)
     yield "handles", (MPI.Op.fromhandle(MPI.MAX.handle) == MPI.MAX, MPI.Op.f2py(MPI.SUM.py2f()) == MPI.SUM)

@@ -130,6 +130,16 @@ def canceled():
     (receive,) = to_myself(78)
     receive.cancel()
     yield "cancel", (receive.wait(status), status.Is_cancelled())
+    receives = [comm.Irecv(np.zeros(1), rank, tag) for tag in (81, 82)] + [comm.Recv_init(np.zeros(1), rank, 83)]
+    receives[2].Start()
+    for each in receives[::2]:
+        each.Cancel()
+    comm.Send(np.zeros(1), rank, 82)
+    statuses = [MPI.Status() for _ in receives]
+    yield "one of several", (MPI.Request.Waitall(receives, statuses), [*map(bool, receives)])
+    yield "statuses", [(each.Is_cancelled(), each.Get_count()) for each in statuses]
+    yield "again", (receives[2].Test(status), status.Is_cancelled())
+    receives[2].Free()
     receive = comm.Irecv(x := np.zeros(1), rank, 79)
     comm.Send(np.ones(1), rank, 79)
     while not receive.Get_status():

@@ -100,11 +100,14 @@ CALLS = (
 
 
 def results_and_breaks(functions, compiler):
-    """Return the result of each compiled function, and the number of graph breaks in it."""
+    """Return the result of each compiled function by its name, and the number of graph breaks in it."""
     rank, _ = me()
-    torch._inductor.config.compile_threads = 1  # a rank here is a daemon, which may not start processes
-    seen = []
-    with warnings.catch_warnings():
+    seen = {}
+    options = {
+        "compile_threads": 1,  # a rank here is a daemon, which may not start processes
+        "fallback_by_default": True,  # no kernels of its own, each of which takes seconds to compile
+    }
+    with torch._inductor.config.patch(options), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of torch's own
         for function in functions:
             torch._dynamo.reset()
@@ -112,19 +115,19 @@ def results_and_breaks(functions, compiler):
             expected = function(value(rank, 6))
             got = torch.compile(function, backend=compiler)(value(rank, 6))
             assert torch.equal(got, expected), function.__name__
-            seen.append((got.tolist(), sum(torch._dynamo.utils.counters["graph_break"].values())))
+            breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
+            seen[function.__name__] = got.tolist(), breaks
     torch._dynamo.reset()
     return seen
 
 
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
-def test_a_collective_breaks_the_graph_where_it_does_on_gloo(call):
-    ours = torch_world.run(results_and_breaks, 2, [call], "eager")
-    assert ours == torch_world.run(results_and_breaks, 2, [call], "eager", backend="gloo")
-
-
 @pytest.mark.slow
-def test_inductor_compiles_around_collectives():
-    calls = [asynchronous, single_tensors]
-    ours = torch_world.run(results_and_breaks, 2, calls, "inductor", timeout=120)
-    assert ours == torch_world.run(results_and_breaks, 2, calls, "inductor", backend="gloo", timeout=120)
+@pytest.mark.parametrize(
+    ("calls", "compiler"), [(CALLS, "eager"), ((asynchronous, single_tensors), "inductor")], ids=["eager", "inductor"]
+)
+def test_a_collective_breaks_the_graph_where_it_does_on_gloo_and_has_its_result(calls, compiler):
+    ours, theirs = (
+        torch_world.run(results_and_breaks, 2, calls, compiler, backend=backend, timeout=120)
+        for backend in torch_world.BACKENDS
+    )
+    assert ours == theirs

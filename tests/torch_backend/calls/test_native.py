@@ -1,6 +1,7 @@
 """The extension in C++ (native.py): what reaches the group from C++, and what Python sees of it."""
 
 import gc
+import io
 import os
 import shutil
 import subprocess
@@ -8,12 +9,14 @@ import sys
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import test_groups
-import test_operations
 import test_profiler
 import torch
 import torch._inductor.config
@@ -27,6 +30,7 @@ import harness
 from harness import torch_world
 from harness.failures import raised, until_waiting
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MismatchError, PeerLost
+from ringcomm.torch.__main__ import main
 from ringcomm.torch.compat import capabilities, native
 from ringcomm.torch.process_group import RingcommProcessGroup
 from ringcomm.torch.shared import communicator_of, shared_empty
@@ -40,21 +44,14 @@ TWO = "cpu:ringcomm,cuda:gloo"
 COMPILING = 60  # seconds
 
 
-def command(cache, **variables):
-    """Run `python -m ringcomm.torch` with a cache folder of its own."""
-    env = os.environ | {"XDG_CACHE_HOME": str(cache)} | variables
-    return subprocess.run(
-        [sys.executable, "-m", "ringcomm.torch"], env=env, capture_output=True, text=True, check=False
-    )
-
-
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory):
     """Return a cache folder that has the extension."""
     if shutil.which(os.environ.get("CXX", "c++")) is None:
         pytest.skip("there is no C++ compiler")
     folder = tmp_path_factory.mktemp("cache")
-    done = command(folder)
+    env = os.environ | {"XDG_CACHE_HOME": str(folder)}
+    done = subprocess.run([sys.executable, "-m", "ringcomm.torch"], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -306,23 +303,8 @@ def test_debugging_in_detail_wraps_the_backend(run):
     assert run(debugged, backend=TWO) == [("_ProcessGroupWrapper", [2.0] * 3)] * 2
 
 
-OPERATIONS = (
-    test_operations.test_all_reduce_with_every_operation_and_dtype,
-    test_operations.test_reduce_broadcast_gather_scatter_from_every_root,
-    test_operations.test_all_gather_of_every_kind,
-    test_operations.test_lists_may_be_uneven,
-    test_operations.test_reduce_scatter_of_lists_and_tensors,
-    test_operations.test_all_to_all_of_lists_and_tensors_even_and_not,
-    test_operations.test_messages_between_ranks,
-    test_groups.test_objects_and_barriers,
-    test_groups.test_coalesced_calls,
-    test_groups.test_async_calls_and_their_futures,
-)
-
-
-@pytest.mark.parametrize("fn", OPERATIONS, ids=lambda fn: fn.__name__)
-def test_operations_beside_another_backend(run, fn):
-    run(fn, backend=TWO)
+def test_operations_beside_another_backend(run):
+    run(test_groups.every_operation, backend=TWO)
 
 
 def test_the_profiler_shows_each_call_beside_another_backend(run):
@@ -375,40 +357,53 @@ def compiler(tmp_path):
     return path
 
 
+def command(_, cache, compiler):
+    """Run the command in a process that has imported torch; return its status and what it writes."""
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        settings = {"XDG_CACHE_HOME": str(cache), "CXX": str(compiler)}
+        with patch.dict(os.environ, settings), patch.object(sys, "argv", ["ringcomm.torch"]):
+            try:
+                main()
+                status = 0
+            except SystemExit as error:  # of a text, the interpreter makes 1
+                status = 1 if isinstance(error.code, str) else error.code
+                print(error, file=sys.stderr)
+    return status, out.getvalue(), err.getvalue()
+
+
 def test_the_command_builds_once_and_says_where(compiler, tmp_path):
-    first = command(tmp_path, CXX=str(compiler))
-    assert first.returncode == 0, first.stderr
-    library, _, seconds = first.stdout.rpartition(": ")
+    [(status, out, err)] = harness.run(command, 1, tmp_path, compiler)
+    assert status == 0, err
+    library, _, seconds = out.rpartition(": ")
     assert Path(library).read_text() == f"{compiler}\n"
     assert float(seconds.removesuffix(" s\n")) >= 0.5
     folder = Path(library).parent
     assert folder.stat().st_mode & 0o777 == folder.parent.stat().st_mode & 0o777 == 0o700
     assert [*folder.iterdir()] == [Path(library)]
     compiler.unlink()
-    assert command(tmp_path, CXX=str(compiler)).stdout.startswith(library)
+    assert harness.run(command, 1, tmp_path, compiler)[0][1].startswith(library)
 
 
 def test_several_processes_may_build_at_once(compiler, tmp_path):
-    done = []
-    threads = [threading.Thread(target=lambda: done.append(command(tmp_path, CXX=str(compiler)))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        assert {path.read_text() for path in tmp_path.glob("ringcomm/torch/*.so")} <= {f"{compiler}\n"}
-        time.sleep(0.01)
-    assert {each.returncode for each in done} == {0}
-    (library,) = {each.stdout.rpartition(": ")[0] for each in done}
+    with ThreadPoolExecutor(1) as pool:
+        building = pool.submit(harness.run, command, 3, tmp_path, compiler)
+        while not building.done():
+            assert {path.read_text() for path in tmp_path.glob("ringcomm/torch/*.so")} <= {f"{compiler}\n"}
+            time.sleep(0.01)
+    statuses, outs, _ = zip(*building.result(), strict=True)
+    assert {*statuses} == {0}
+    (library,) = {out.rpartition(": ")[0] for out in outs}
     assert [*Path(library).parent.iterdir()] == [Path(library)]
 
 
 def test_a_compiler_that_is_missing_or_fails_is_named(compiler, tmp_path):
     compiler.write_text("#!/bin/sh\necho 'no room left' >&2\nexit 3\n")
-    failed = command(tmp_path, CXX=str(compiler))
-    assert (failed.returncode, failed.stdout) == (1, "")
-    assert f"{compiler} failed, status 3:\nno room left" in failed.stderr
+    [(status, out, err)] = harness.run(command, 1, tmp_path, compiler)
+    assert (status, out) == (1, "")
+    assert f"{compiler} failed, status 3:\nno room left" in err
     assert not [*tmp_path.glob("ringcomm/torch/*")]
     compiler.unlink()
-    missing = command(tmp_path, CXX=str(compiler))
-    assert (missing.returncode, missing.stdout) == (1, "")
-    assert f"there is no C++ compiler {compiler}: install g++" in missing.stderr
-    assert "Traceback" not in missing.stderr
+    [(status, out, err)] = harness.run(command, 1, tmp_path, compiler)
+    assert (status, out) == (1, "")
+    assert f"there is no C++ compiler {compiler}: install g++" in err
+    assert "Traceback" not in err

@@ -5,6 +5,7 @@ import itertools
 import threading
 
 import pytest
+import test_operations
 import torch
 import torch.distributed as dist
 from test_operations import me, same, value, values
@@ -339,3 +340,25 @@ def test_destroying_a_group_finishes_its_calls():
     assert all(work.is_success() for work in works)
     with pytest.raises(RingcommError, match=r"(?s)this communicator is closed.*in the torch\.distributed group"):
         group.allreduce([torch.ones(1)])
+
+
+# --- For groups of other kinds: on several hosts, beside another backend ----------------------------------------------
+
+OPERATIONS = (
+    test_operations.test_all_reduce_with_every_operation_and_dtype,
+    test_operations.test_reduce_broadcast_gather_scatter_from_every_root,
+    test_operations.test_all_gather_of_every_kind,
+    test_operations.test_lists_may_be_uneven,
+    test_operations.test_reduce_scatter_of_lists_and_tensors,
+    test_operations.test_all_to_all_of_lists_and_tensors_even_and_not,
+    test_operations.test_messages_between_ranks,
+    test_objects_and_barriers,
+    test_coalesced_calls,
+    test_async_calls_and_their_futures,
+    test_sub_groups_are_used_side_by_side,
+)
+
+
+@torch_world.each("fn", OPERATIONS)
+def every_operation(fn):
+    torch_world.on_rank(fn)()

@@ -10,7 +10,6 @@ import pytest
 import test_clients
 import test_failures
 import test_groups
-import test_operations
 import torch
 import torch.distributed as dist
 
@@ -41,24 +40,8 @@ def across_hosts(fn, *args):
         del os.environ["RINGCOMM_HOST_ID"]
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [
-        test_operations.test_reduce_scatter_of_lists_and_tensors,
-        test_operations.test_messages_between_ranks,
-        test_operations.test_all_gather_of_every_kind,
-        test_operations.test_all_reduce_with_every_operation_and_dtype,
-        test_operations.test_lists_may_be_uneven,
-        test_operations.test_all_to_all_of_lists_and_tensors_even_and_not,
-        test_operations.test_reduce_broadcast_gather_scatter_from_every_root,
-        test_groups.test_objects_and_barriers,
-        test_groups.test_async_calls_and_their_futures,
-        test_groups.test_sub_groups_are_used_side_by_side,
-    ],
-    ids=lambda fn: fn.__name__,
-)
-def test_operations_across_hosts(fn):
-    torch_world.run(across_hosts, 4, fn)
+def test_operations_across_hosts():
+    torch_world.run(across_hosts, 4, test_groups.every_operation)
 
 
 def inside_a_host():
