@@ -42,21 +42,39 @@ template <class Type>
 void check_format(const char* name) {
     using Format = FormatOf<Type>;
     using Bits = typename Type::Stored;
-    const auto same = [](Bits a, Bits b) {
+    const std::string narrow = name + std::string(" narrow "), widen = name + std::string(" widen ");
+    const auto same_bits = [](Bits a, Bits b) {
         return a == b || (std::isnan(Format::decode(a)) && std::isnan(Format::decode(b)));
     };
+    const auto same = [](float a, float b) { return std::isnan(a) ? std::isnan(b) : !memcmp(&a, &b, sizeof a); };
+    const auto check_narrow = [&](float low, float high) {
+        const auto pair = Type::narrow(low, high);
+        const Bits halves[] = {static_cast<Bits>(pair), static_cast<Bits>(pair >> 8 * sizeof(Bits))};
+        expect(same_bits(halves[0], Format::encode(low)), narrow + std::to_string(low));
+        expect(same_bits(halves[1], Format::encode(high)), narrow + std::to_string(high));
+        // By integer arithmetic, as GPUs without the instructions.
+        if constexpr (sizeof(Bits) == 1)
+            expect(same_bits(static_cast<Bits>(Type::narrow(low)), Format::encode(low)), narrow + std::to_string(low));
+    };
     for (uint32_t i = 0; i < 1u << 8 * sizeof(Bits); ++i) {
-        const Bits bits = static_cast<Bits>(i);
-        const float value = Format::decode(bits), got = Type::widen(bits);
-        expect(std::isnan(value) ? std::isnan(got) : !memcmp(&value, &got, sizeof value), name + std::string(" widen"));
+        const Bits bits = static_cast<Bits>(i), other = static_cast<Bits>(random_bits());
+        float low, high;
+        Type::widen(static_cast<typename Type::Pair>(uint32_t{other} << 8 * sizeof(Bits) | bits), low, high);
+        const float value = Format::decode(bits);
+        expect(same(value, low), widen + std::to_string(i));
+        expect(same(Format::decode(other), high), widen + std::to_string(other));
+        if constexpr (std::is_same_v<Type, Float8E4m3fn>) {
+            Type::widen_shifted(static_cast<uint16_t>(other << 8 | bits), low, high);
+            expect(same(value, low) && same(Format::decode(other), high), widen + std::to_string(i) + " shifted");
+        }
         if (std::isnan(value)) continue;
         const float next = Format::decode(static_cast<Bits>(i + 1)), middle = value + (next - value) / 2;
         for (const float x : {value, middle, std::nextafter(middle, INFINITY), std::nextafter(middle, -INFINITY)})
-            expect(same(Type::narrow(x), Format::encode(x)), name + std::string(" narrow ") + std::to_string(x));
+            check_narrow(x, high), check_narrow(high, x);
     }
     for (int i = 0; i < 100'000; ++i) {
-        const float x = bits_as<float>(static_cast<uint32_t>(random_bits()));
-        expect(same(Type::narrow(x), Format::encode(x)), name + std::string(" narrow ") + std::to_string(x));
+        const auto any = [] { return bits_as<float>(static_cast<uint32_t>(random_bits())); };
+        check_narrow(any(), any());
     }
 }
 
