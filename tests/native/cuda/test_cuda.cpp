@@ -428,6 +428,19 @@ void check_symmetric() {
         }
 }
 
+// Once along the ring data go in at least four pieces a hop, so that the last rank does not wait long for the first.
+void check_pieces() {
+    constexpr int RANKS = 3;
+    for (const int kernel : {RING_BROADCAST, RING_REDUCE}) {
+        World world(Shape{RANKS, 1, 3, 1 << 16, 256, 256});
+        run_case(world, {kernel, INT32, SUM, 12'000});
+        uint64_t most = 0;
+        for (int r = 0; r < RANKS; ++r)
+            for (int p = 0; p < RANKS; ++p) most = std::max(most, *world.arena(r).channel(0).tail(p) % STEPS);
+        expect(most == 4 * RANKS, "kernel " + std::to_string(kernel) + " in " + std::to_string(most) + " pieces");
+    }
+}
+
 // Data in one direction only, so that no other flag gives the order that a weakened one has lost; and repeated calls.
 void check_races() {
     World world(tiny_shape(3, 1));
@@ -472,6 +485,7 @@ int main(int count, char** words) {
 #include "ringcomm/types.def"
     check_collectives();
     check_symmetric();
+    check_pieces();
     check_many_ranks();
     check_stale_lines();
     check_races();
