@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from ringcomm.devices.limits import Limits
+
 __all__ = [
     "CudaStream",
     "Device",
@@ -78,12 +80,19 @@ class Device(Protocol):
     name: str
     family: str  # "cuda" or "emulated"
     ordinal: int
+    uuid: str  # the same for all processes that use it
     library: str  # the CUDA driver, or one with its functions
     context: int  # the primary CUcontext
     threads: int  # of a block
-    shape: Shape
+    shape: Shape  # where this rank has the device to itself
     message_shape: MessageShape
     blocking: bool  # whether calls return only when they are done, as with NumPy arrays
+
+    def shape_for(self, sharing: int) -> Shape:
+        """Return the sizes in the arena of each of so many ranks on this device: all their blocks must run at once."""
+
+    def limits(self, ranks: int) -> Limits:
+        """Return up to how many bytes each kernel for small arrays is chosen, in a group of so many ranks."""
 
     def stream(self) -> CudaStream:
         """Return the current stream of the calling thread."""
@@ -130,8 +139,8 @@ class Device(Protocol):
     def message_kernel(self) -> int:
         """Compile and load the kernel of messages, unless it is loaded, and return its CUfunction."""
 
-    def launch_virtual(self, variant: KernelVariant, args: Memory, ranks: int, blocks: int, stream: CudaStream) -> None:
-        """Queue one launch of a loaded kernel for several ranks on this device, whose arguments are contiguous.
+    def launch_virtual(self, variant: KernelVariant, args: bytes, ranks: int, blocks: int, stream: CudaStream) -> None:
+        """Queue one launch of a loaded kernel for several ranks on this device: a VirtualRanks (kernels.cuh).
 
         Raises ArgumentError if not all blocks can run concurrently.
         """
