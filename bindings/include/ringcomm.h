@@ -113,6 +113,7 @@ typedef struct {
 typedef struct {
     uint64_t bases; /* a table: the address at which each rank's buffer is mapped here; 0: in no symmetric buffer */
     uint64_t buffer, offset;
+    uint64_t multicast; /* the address of the buffers of all ranks at once; 0: none */
 } rc_cuda_location;     /* of an array in a symmetric buffer */
 
 typedef struct {
@@ -468,7 +469,7 @@ int rc_gpus_plan(rc_gpus* gpus, int collective, const rc_call* call, rc_cuda_pla
 /* The kernel of a plan, as a CUfunction. */
 int rc_gpus_load(rc_gpus* gpus, const rc_cuda_plan* plan, void* function);
 typedef struct {
-    uint64_t begin, bytes, bases, number; /* bases: see rc_cuda_location */
+    uint64_t begin, bytes, bases, number, multicast; /* bases, multicast: see rc_cuda_location */
 } rc_gpu_buffer;
 /* The symmetric buffers, in which arrays are found; replaces those of the last call. */
 int rc_gpus_set_buffers(rc_gpus* gpus, const rc_gpu_buffer* buffers, int count);

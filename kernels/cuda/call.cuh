@@ -46,6 +46,7 @@ constexpr uint64_t CAPTURED = 1ull << 63;
 struct Location {
     byte* const* bases;  // device memory: the buffer of each rank; null: the array is in no symmetric buffer
     uint64_t buffer, offset;
+    byte* multicast;  // the buffers of all ranks at once (nvls.cuh); null: there is no such address
 
     RC_DEVICE byte* at(int rank) const { return bases[rank] + offset; }
 };

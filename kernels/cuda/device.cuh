@@ -141,6 +141,39 @@ RC_DEVICE uint16_t narrow_e5m2x2(float low, float high) {
     return pair;
 }
 
+#if __CUDA_ARCH__ >= 900
+constexpr bool HAS_MULTIMEM = true;
+#else
+constexpr bool HAS_MULTIMEM = false;
+#endif
+
+template <class Math, class Copies>
+RC_DEVICE Pack multimem_sum(const Math&, const Copies& copies, uint64_t at) {
+    Pack sum;
+#define RC_MULTIMEM_SUM(type)                                                                 \
+    asm volatile("multimem.ld_reduce.relaxed.sys.global.add" type " {%0, %1, %2, %3}, [%4];"  \
+                 : "=r"(sum.word[0]), "=r"(sum.word[1]), "=r"(sum.word[2]), "=r"(sum.word[3]) \
+                 : "l"(copies.all() + at)                                                     \
+                 : "memory")
+    if constexpr (Math::switch_sum == MULTIMEM_FLOAT32)
+        RC_MULTIMEM_SUM(".v4.f32");
+    else if constexpr (Math::switch_sum == MULTIMEM_BFLOAT16)
+        RC_MULTIMEM_SUM(".acc::f32.v4.bf16x2");
+    else
+        RC_MULTIMEM_SUM(".acc::f32.v4.f16x2");
+#undef RC_MULTIMEM_SUM
+    return sum;
+}
+
+template <class Copies>
+RC_DEVICE void multimem_store(const Copies& copies, uint64_t at, const Pack& pack) {
+    asm volatile("multimem.st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(copies.all() + at),
+                 "r"(pack.word[0]), "r"(pack.word[1]), "r"(pack.word[2]), "r"(pack.word[3])
+                 : "memory");
+}
+
+RC_DEVICE void multimem_fence() { asm volatile("fence.proxy.alias;" ::: "memory"); }
+
 RC_DEVICE uint64_t now_ns() {
     uint64_t value;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));

@@ -170,6 +170,25 @@ inline uint32_t float16x2_of_e4m3x2(uint16_t pair) {
 
 constexpr bool CONVERTS_FLOAT8 = true;
 
+constexpr bool HAS_MULTIMEM = true;
+inline uint64_t multimem_accesses = 0;  // for tests
+
+template <class Math, class Copies>
+Pack multimem_sum(const Math& math, const Copies& copies, uint64_t at) {
+    __atomic_fetch_add(&multimem_accesses, 1, __ATOMIC_RELAXED);
+    auto sum = math.input(load16(copies.of(0) + at));
+    for (int p = 1; p < copies.count; ++p) math.combine(sum, math.input(load16(copies.of(p) + at)));
+    return math.output(sum);
+}
+
+template <class Copies>
+void multimem_store(const Copies& copies, uint64_t at, const Pack& pack) {
+    __atomic_fetch_add(&multimem_accesses, 1, __ATOMIC_RELAXED);
+    for (int p = 0; p < copies.count; ++p) store16(copies.of(p) + at, pack);
+}
+
+inline void multimem_fence() {}
+
 inline uint64_t now_ns() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
         .count();

@@ -57,6 +57,15 @@ struct Definition;
     };
 #include "ringcomm/types.def"
 
+template <class Type>
+constexpr MultimemSum multimem_sum_of = NO_MULTIMEM_SUM;
+template <>
+constexpr MultimemSum multimem_sum_of<Number<float, REAL>> = MULTIMEM_FLOAT32;
+template <>
+constexpr MultimemSum multimem_sum_of<Float16> = MULTIMEM_FLOAT16;
+template <>
+constexpr MultimemSum multimem_sum_of<Bfloat16> = MULTIMEM_BFLOAT16;
+
 // One dtype and one operation.
 template <class Type, int op>
 struct Arithmetic {
@@ -68,6 +77,8 @@ struct Arithmetic {
     struct Wide {
         typename Type::Wide lane[lanes];
     };
+    static constexpr MultimemSum switch_sum = multimem_sum_of<Type>;
+    static constexpr bool multimem = HAS_MULTIMEM && op == SUM && switch_sum != NO_MULTIMEM_SUM;
     // Packs in flight: enough to hide the latency of memory, few enough for the registers.
     static constexpr int tile = lanes <= 8 ? 4 : 2;
 

@@ -116,6 +116,32 @@ def test_a_ring_converts_small_floats_in_pairs(dtype, architecture):
         assert spilled(made.report)["ringcomm_kernel"] == 0, made.report
 
 
+SWITCHED = {"float32": ".v4.f32", "float16": ".acc::f32.v4.f16x2", "bfloat16": ".acc::f32.v4.bf16x2"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "op", "architecture"),
+    [
+        *product(["ring_all_reduce"], SWITCHED, ["sum"], ["sm_90", "sm_100"]),
+        ("ring_reduce_scatter", "float32", "sum", "sm_90"),
+        ("ring_all_gather", "uint64", "sum", "sm_90"),
+        ("ring_all_reduce", "float32", "sum", "sm_80"),
+        ("ring_all_reduce", "float32", "max", "sm_90"),
+        ("ring_all_reduce", "int32", "sum", "sm_90"),
+    ],
+)
+def test_the_switch_does_what_it_has(kernel, dtype, op, architecture):
+    made = compiler.compiled(*variant(kernel, dtype, op, architecture))
+    has = architecture != "sm_80" and (kernel == "ring_all_gather" or (dtype in SWITCHED and op == "sum"))
+    reads, stores = has and kernel != "ring_all_gather", has and kernel != "ring_reduce_scatter"
+    assert re.findall(r"multimem\.ld_reduce\S+", made.ptx) == [
+        f"multimem.ld_reduce.relaxed.sys.global.add{SWITCHED[dtype]}" for _ in range(4 * reads)
+    ]
+    assert made.ptx.count("multimem.st.relaxed.sys.global.v4.f32") == 4 * stores
+    assert made.ptx.count("fence.proxy.alias") == 4 * (reads or stores)  # two in each entry point
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_messages_compile_by_nvrtc(architecture):
     made = compiler.compiled(None, architecture)

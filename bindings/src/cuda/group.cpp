@@ -137,7 +137,8 @@ cuda::Location GpuGroup::locate(const std::byte* array, uint64_t bytes) const {
     const auto address = reinterpret_cast<uint64_t>(array);
     for (const rc_gpu_buffer& buffer : buffers_) {
         if (address >= buffer.begin && address + bytes <= buffer.begin + buffer.bytes) {
-            return {reinterpret_cast<cuda::byte* const*>(buffer.bases), buffer.number, address - buffer.begin};
+            return {reinterpret_cast<cuda::byte* const*>(buffer.bases), buffer.number, address - buffer.begin,
+                    reinterpret_cast<cuda::byte*>(buffer.multicast)};
         }
     }
     return {};

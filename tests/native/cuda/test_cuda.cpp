@@ -174,13 +174,14 @@ struct Case {
     double factor = 1;
     bool in_place = false, tables = false, symmetric = false;
     int odd = 99;
+    bool multicast = false;    // the symmetric buffers have a multicast address
     bool overwritten = false;  // each rank writes its arrays as soon as its launch has ended
 
     std::string describe(int n) const {
         return "kernel " + std::to_string(kernel) + " dtype " + std::to_string(dtype) + " op " + std::to_string(op) +
                " count " + std::to_string(count) + " root " + std::to_string(root) + " blocks " +
                std::to_string(blocks) + " ranks " + std::to_string(n) + (in_place ? " in place" : "") +
-               (tables ? " with tables" : "") + (symmetric ? " symmetric" : "");
+               (tables ? " with tables" : "") + (symmetric ? " symmetric" : "") + (multicast ? " multicast" : "");
     }
 };
 
@@ -267,6 +268,9 @@ struct Trial {
             calls[r].output_location = calls[r].input_location;
             if (calls[r].output != calls[r].input)
                 calls[r].output_location = {output_bases.data(), 4, offset + (r == odd)};
+            if (!test.multicast) continue;  // the emulated device does not access the address itself
+            calls[r].input_location.multicast = input_bases[r];
+            calls[r].output_location.multicast = output_bases[r];
         }
     }
 
@@ -352,6 +356,7 @@ void check_calls(int n, uint64_t seed, std::span<Case> cases) {
         test.in_place = random_bits() % 2;
         test.tables = blocks && random_bits() % 2;
         test.symmetric = random_bits() % 2;
+        test.multicast = random_bits() % 2;
         test.odd = static_cast<int>(random_bits() % 16);
         run_case(world, test);
     }
@@ -441,6 +446,26 @@ void check_pieces() {
     }
 }
 
+// With a multicast address the switch sums and stores the whole packs of an array, where that is aligned.
+void check_multicast() {
+    for (const int kernel : {RING_ALL_REDUCE, RING_REDUCE_SCATTER, RING_ALL_GATHER})
+        for (const bool multicast : {true, false})
+            for (int repeat = 0; repeat < 8; ++repeat) {
+                World world(tiny_shape(3));
+                const uint64_t before = multimem_accesses;
+                Case test{.kernel = kernel, .dtype = FLOAT16, .op = SUM, .count = 100 + repeat % 2 * 4, .blocks = 2};
+                test.symmetric = true;
+                test.multicast = multicast;
+                Trial trial(world, test);
+                trial.run();
+                const bool aligned = trial.shift == 0 && (kernel == RING_ALL_REDUCE || test.count % 8 == 0);
+                const bool used = multimem_accesses > before;
+                if (!multicast) expect(!used, "no multicast address, " + test.describe(3));
+                if (multicast && aligned) expect(used, "aligned, " + test.describe(3));
+                if (trial.shift) expect(!used, "not aligned, " + test.describe(3));
+            }
+}
+
 // Data in one direction only, so that no other flag gives the order that a weakened one has lost; and repeated calls.
 void check_races() {
     World world(tiny_shape(3, 1));
@@ -455,9 +480,14 @@ void check_races() {
         run_case(world, {.kernel = RING_ALL_GATHER, .dtype = INT32, .op = SUM, .count = 100, .symmetric = true});
         for (const int kernel :
              {RING_ALL_REDUCE, RING_REDUCE_SCATTER, ALL_TO_ALL})  // peers must have read before it ends
-            run_case(
-                world,
-                {.kernel = kernel, .dtype = INT32, .op = SUM, .count = 100, .symmetric = true, .overwritten = true});
+            for (const bool multicast : {false, true})
+                run_case(world, {.kernel = kernel,
+                                 .dtype = INT32,
+                                 .op = SUM,
+                                 .count = 100,
+                                 .symmetric = true,
+                                 .multicast = multicast,
+                                 .overwritten = true});
     }
 }
 
@@ -486,6 +516,7 @@ int main(int count, char** words) {
     check_collectives();
     check_symmetric();
     check_pieces();
+    check_multicast();
     check_many_ranks();
     check_stale_lines();
     check_races();
