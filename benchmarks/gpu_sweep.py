@@ -1,35 +1,33 @@
-"""Find the sizes and thresholds for a GPU: the kernels of all_reduce alone, several ranks in one grid.
+"""Find the sizes of the arena for a GPU: the ring of all_reduce alone, several ranks in one grid.
 
     python benchmarks/gpu_sweep.py [--json FILE]
 
-First the shape of the arena (ringcomm/devices/cuda.py), one number changed at a time: the ring's fraction of the speed
-of a copy. Then each kernel at each size, for the thresholds of ringcomm/transports/cuda/kernels.py. An H100 should take
-2 minutes. `--emulated` tests the program without a GPU; its times mean nothing.
+The shape of the arena (ringcomm/devices/cuda.py), one number changed at a time: the ring's fraction of the speed of a
+copy. `ringcomm tune --device cuda` measures up to how many bytes the other kernels are faster. `--emulated` tests the
+program without a GPU; its times mean nothing.
 """
 
 import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # also with PYTHONSAFEPATH
 
-from gpu.device_arrays import DeviceArrays
-from gpu.fresh import VirtualCase
-from gpu.measure import HEAD, VirtualRow, measure
-from gpu.virtual import VirtualRanks
-
 from ringcomm import ArgumentError
+from ringcomm.bench.device_arrays import DeviceArrays
+from ringcomm.bench.fresh import VirtualCase
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.report import write_json
+from ringcomm.bench.virtual import HEAD, VirtualRow, measure
+from ringcomm.devices.contract import Shape
+from ringcomm.transports.cuda.virtual import VirtualRanks
 
 RANKS = (2, 4, 8)
 FACTORS = (0.25, 0.5, 1, 2, 4)
-KERNELS = ("ll", "one_shot", "two_shot", "ring_all_reduce")
 ROUNDS = 5
+LEAST_SLOTS = 3
 
 
 def main() -> None:
@@ -38,14 +36,13 @@ def main() -> None:
     parser.add_argument("--emulated", action="store_true", help="on the emulated device")
     arguments = parser.parse_args()
     arrays = DeviceArrays("emulated" if arguments.emulated else "cuda", ROUNDS)
-    large, ladder = (1 << 16, [1 << 8, 1 << 12]) if arguments.emulated else (1 << 26, [256 << 2 * i for i in range(8)])
 
     copy = arrays.copy()
     machine, found = Machine.here(), []
     print(f"# {', '.join(machine.gpus) or machine.cpu}, {machine.date}; a copy: {copy / 1e9:.1f} GB/s")
     print(f"{'':<32} {HEAD}")
     try:
-        for change, row in chain(shapes(arrays, large, copy), kernels(arrays, ladder, copy)):
+        for change, row in shapes(arrays, 1 << (16 if arguments.emulated else 26), copy):
             print(f"{change:<32} {row}", flush=True)
             found.append({"shape": change, **asdict(row)})
     finally:  # also when interrupted
@@ -56,35 +53,31 @@ def main() -> None:
 def shapes(arrays: DeviceArrays, size: int, copy: float) -> Iterator[tuple[str, VirtualRow]]:
     """Yield each change, and the time of the ring."""
     device = arrays.device
-    shape, threads = device.shape, device.threads
-    changed: list[tuple[str, Any, int]] = [("unchanged", shape, threads)]
-    for name in ("channels", "slot_bytes"):
-        for factor in FACTORS:
-            if factor != 1:
-                number = int(getattr(shape, name) * factor)
-                changed.append((f"{name} {number:,}", shape._replace(**{name: number}), threads))
-    for factor in (2, 4):  # the same memory
-        wider = shape._replace(channels=shape.channels * factor, slot_bytes=shape.slot_bytes // factor)
-        changed.append((f"channels {wider.channels}, slot_bytes {wider.slot_bytes:,}", wider, threads))
-    changed += [(f"threads {count}", shape, count) for count in (threads // 4, threads // 2) if count]
-    for change, device.shape, device.threads in changed:
-        for ranks in RANKS:
+    usual = device.threads
+    for ranks in RANKS:
+        for change, shape, threads in changes(device.shape_for(ranks), usual):
+            device.threads = threads
             try:
                 case = VirtualCase("all_reduce", ranks, size // 4, kernel="ring_all_reduce")
-                yield change, measure(arrays, VirtualRanks(device, ranks), case, copy)
+                yield change, measure(arrays, VirtualRanks(device, ranks, shape=shape), case, copy)
             except ArgumentError:  # more blocks than can run concurrently
                 continue
-    device.shape, device.threads = shape, threads
+    device.threads = usual
 
 
-def kernels(arrays: DeviceArrays, sizes: list[int], copy: float) -> Iterator[tuple[str, VirtualRow]]:
-    for ranks in RANKS:
-        group = VirtualRanks(arrays.device, ranks)
-        for size in sizes:
-            for kernel in KERNELS:
-                if kernel != "ll" or size <= arrays.device.shape.line_bytes:
-                    case = VirtualCase("all_reduce", ranks, size // 4, kernel=kernel)
-                    yield "", measure(arrays, group, case, copy)
+def changes(shape: Shape, threads: int) -> Iterator[tuple[str, Shape, int]]:
+    yield "unchanged", shape, threads
+    for name in ("channels", "slots", "slot_bytes"):
+        for factor in FACTORS:
+            number = int(getattr(shape, name) * factor)
+            if factor != 1 and (name != "slots" or number >= LEAST_SLOTS):
+                yield f"{name} {number:,}", shape._replace(**{name: number}), threads
+    for factor in (2, 4):  # the same memory
+        wider = shape._replace(channels=shape.channels * factor, slot_bytes=shape.slot_bytes // factor)
+        yield f"channels {wider.channels}, slot_bytes {wider.slot_bytes:,}", wider, threads
+    for count in (threads // 4, threads // 2):
+        if count:
+            yield f"threads {count}", shape, count
 
 
 if __name__ == "__main__":

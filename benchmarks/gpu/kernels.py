@@ -16,14 +16,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # also with PYTHONSAFEPATH
 
-from gpu.device_arrays import DeviceArrays
-from gpu.fresh import FreshCheck, VirtualCase
-from gpu.measure import measure
 from gpu.rows import Rows
-from gpu.virtual import VirtualRanks
 from ringcomm import RingcommError
+from ringcomm.bench.device_arrays import DeviceArrays
+from ringcomm.bench.fresh import FreshCheck, VirtualCase
 from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS, dtype_named
+from ringcomm.bench.virtual import measure
 from ringcomm.options import several, whole
+from ringcomm.transports.cuda.virtual import VirtualRanks
 from ringcomm.types import DTYPES, reducible
 
 ALL_REDUCE = ("ll", "one_shot", "two_shot", "ring_all_reduce")

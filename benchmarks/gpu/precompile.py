@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from ringcomm.bench.rank.collectives import REDUCTIONS
 from ringcomm.devices import emulated
 from ringcomm.devices.contract import KernelVariant
-from ringcomm.native import NULL
+from ringcomm.native import NULL, ffi
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import CollectiveCall
 from ringcomm.transports.cuda.kernels import plan_launch
@@ -41,7 +41,8 @@ def variants() -> list[KernelVariant]:
 
 def variant(kernel: str, dtype: str, op: str) -> KernelVariant:
     call = CollectiveCall(NULL, NULL, 1, DTYPES[dtype], OPS[op][0])
-    return plan_launch(Blockwise(0, 2, "all_reduce", call), emulated.device.shape, kernel).variant
+    shape = ffi.new("rc_cuda_shape *", {"ranks": 2, **emulated.device.shape._asdict()})
+    return plan_launch(Blockwise(0, 2, "all_reduce", call), shape, emulated.device.limits(2), kernel).variant
 
 
 def compile_one(architecture: str, variant: KernelVariant) -> str:

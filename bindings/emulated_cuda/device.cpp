@@ -48,8 +48,6 @@ CUresult launch(EntryPoint function, const KernelStep& launch, CUstream handle) 
     const std::shared_ptr<Stream> stream = find_stream(handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     if (function == OTHER) return CUDA_ERROR_NOT_SUPPORTED;
-    if (function == VIRTUAL && (!launch.ranks || launch.blocks < 1 || launch.grid % launch.blocks != 0))
-        return CUDA_ERROR_INVALID_VALUE;
     if (function == KERNEL && launch.refusal()) return CUDA_ERROR_INVALID_VALUE;
     const CUresult added = queue(*stream, launch);
     if (settings.await_launches && !stream->capturing) stream->synchronize();
@@ -73,20 +71,16 @@ EntryPoint entry_point(std::string_view name) {
 
 CUcontext current_context() { return contexts.empty() ? nullptr : contexts.back(); }
 
-const char* KernelStep::refusal() const {
-    if (ranks) return cuda::refusal({ranks, static_cast<size_t>(grid / blocks)}, blocks);
-    return cuda::refusal({&args, 1}, blocks);
-}
+const char* KernelStep::refusal() const { return cuda::refusal(ranks, blocks); }
 
 void KernelStep::operator()() const {
     if (settings.failed != CUDA_SUCCESS) return;  // the context runs nothing more
-    const std::span<const cuda::Args> all = ranks ? std::span(ranks, grid / blocks) : std::span(&args, 1);
     if (settings.skip_launches) {
-        for (const cuda::Args& each : all) skip(each);
-    } else if (cuda::refusal(all, blocks)) {
+        for (const cuda::Args& each : ranks) skip(each);
+    } else if (refusal()) {
         settings.failed = CUDA_ERROR_LAUNCH_FAILED;
     } else {
-        launch_emulated(all, blocks, threads, settings.seed);
+        launch_emulated(ranks, blocks, threads, settings.seed);
     }
 }
 
@@ -108,6 +102,7 @@ void MessagesStep::operator()() const {
 using namespace ringcomm::emulated;
 using ringcomm::cuda::Args;
 using ringcomm::cuda::MessageArgs;
+using ringcomm::cuda::VirtualRanks;
 
 RC_EXPORT int ringcomm_emulated_configure(uint64_t seed, int skip_launches, int await_launches, int unreachable) {
     settings.seed = seed;
@@ -179,6 +174,15 @@ RC_EXPORT CUresult cuDeviceGetName(char* name, int bytes, CUdevice device) {
         if (!exists(device)) return CUDA_ERROR_INVALID_DEVICE;
         strncpy(name, "emulated", bytes);
         name[bytes - 1] = 0;
+        return CUDA_SUCCESS;
+    });
+}
+
+RC_EXPORT CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
+    return entered(DRIVER, [&] {
+        if (!uuid) return CUDA_ERROR_INVALID_VALUE;
+        if (!exists(device)) return CUDA_ERROR_INVALID_DEVICE;
+        *uuid = {"emulated"};
         return CUDA_SUCCESS;
     });
 }
@@ -285,10 +289,11 @@ RC_EXPORT CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned g
         const int grid = static_cast<int>(grid_x), threads = static_cast<int>(block_x);
         if (*function == MESSAGES)
             return launch({*static_cast<const MessageArgs*>(parameters[0]), grid, threads}, stream);
-        if (*function != VIRTUAL)
-            return launch(*function, {*static_cast<const Args*>(parameters[0]), nullptr, grid, grid, threads}, stream);
-        const auto* ranks = *static_cast<const Args* const*>(parameters[0]);
-        return launch(VIRTUAL, {{}, ranks, *static_cast<const int*>(parameters[1]), grid, threads}, stream);
+        const auto* ranks = static_cast<const Args*>(parameters[0]);
+        if (*function != VIRTUAL) return launch(*function, {{*ranks}, grid, threads}, stream);
+        const int blocks = *static_cast<const int*>(parameters[1]);
+        if (blocks < 1 || grid % blocks != 0 || grid / blocks > VirtualRanks::MOST) return CUDA_ERROR_INVALID_VALUE;
+        return launch(VIRTUAL, {{ranks, ranks + grid / blocks}, blocks, threads}, stream);
     });
 }
 

@@ -63,6 +63,7 @@ public:
         byte memory[PACK * sizeof(float)];  // 16 float8 as float32, the largest accumulator
     };
     static constexpr int tile = 2;
+    static constexpr bool multimem = true;
     const uint64_t item;
 
     explicit DispatchedMath(const Args& args) : item(of(args).item), args_(args), functions_(of(args)) {}

@@ -1,6 +1,8 @@
 // A launch of a kernel, as a step of a stream.
 #pragma once
 
+#include <vector>
+
 #include "bindings/emulated_cuda/handles.h"
 #include "bindings/emulated_cuda/kernels.h"
 #include "bindings/emulated_cuda/streams.h"
@@ -8,9 +10,8 @@
 namespace ringcomm::emulated {
 
 struct KernelStep {
-    cuda::Args args;                    // of ringcomm_kernel
-    const cuda::Args* ranks = nullptr;  // of ringcomm_virtual, in device memory
-    int blocks, grid, threads;
+    std::vector<cuda::Args> ranks;  // one of ringcomm_kernel, several of ringcomm_virtual
+    int blocks, threads;            // blocks: of each rank
 
     void operator()() const;
     const char* refusal() const;  // why this cannot run; null: it can

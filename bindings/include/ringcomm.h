@@ -113,7 +113,8 @@ typedef struct {
 typedef struct {
     uint64_t bases; /* a table: the address at which each rank's buffer is mapped here; 0: in no symmetric buffer */
     uint64_t buffer, offset;
-} rc_cuda_location; /* of an array in a symmetric buffer */
+    uint64_t multicast; /* the address of the buffers of all ranks at once; 0: none */
+} rc_cuda_location;     /* of an array in a symmetric buffer */
 
 typedef struct {
     void* arena;
@@ -139,6 +140,12 @@ typedef struct {
     uint64_t replay_started, replay_ended; /* the same for calls in graphs, whose numbers have bit 63: their epochs */
 } rc_cuda_control;
 
+/* The most bytes of an array, or of a block, that these kernels take; what is larger goes along the ring. */
+typedef struct {
+    uint64_t ll, one_shot, two_shot; /* of all_reduce: the first one that takes it */
+    uint64_t one_shot_reduce, one_shot_reduce_scatter, all_gather, broadcast;
+} rc_cuda_limits;
+
 /* How a collective is launched; `kernel` -1: the one for its size. */
 typedef struct {
     int32_t kernel, dtype, op; /* the variant to compile */
@@ -150,6 +157,8 @@ typedef struct {
 /* The size of an arena, and the offset in it at which the host writes the addresses of all arenas. */
 int rc_cuda_layout(const rc_cuda_shape* shape, uint64_t* bytes, uint64_t* peers_at);
 uint64_t rc_cuda_args_bytes(void);
+/* The most ranks of which one launch takes the arguments, one after the other. */
+enum { RC_VIRTUAL_RANKS = 8 };
 /* Writes the argument that the kernel of entry.cu takes by value. */
 int rc_cuda_args(const rc_cuda_shape* shape, const rc_cuda_call* call, void* args);
 
@@ -431,13 +440,15 @@ int rc_set_recorder(rc_comm* comm, int (*record)(void* recorder, int collective,
 int rc_agree_on_gpus(rc_comm* comm, int collective, const rc_call* call, double timeout);
 
 /* The plan of a call whose arguments have been checked. */
-int rc_cuda_plan_of(const rc_cuda_shape* shape, int collective, const rc_call* call, int kernel, rc_cuda_plan* plan);
+int rc_cuda_plan_of(const rc_cuda_shape* shape, const rc_cuda_limits* limits, int collective, const rc_call* call,
+                    int kernel, rc_cuda_plan* plan);
 
 /* A group of GPUs that access each other's memory. Python allocates and opens that memory, compiles the kernels and
  * handles failures; a call is one launch from here. */
 typedef struct rc_gpus rc_gpus;
 typedef struct {
     rc_cuda_shape shape;
+    rc_cuda_limits limits;
     void* arena;        /* of this rank */
     void* control;      /* an rc_cuda_control */
     uint64_t* tables;   /* host memory that the device accesses: rc_gpus_table_bytes */
@@ -460,7 +471,7 @@ int rc_gpus_plan(rc_gpus* gpus, int collective, const rc_call* call, rc_cuda_pla
 /* The kernel of a plan, as a CUfunction. */
 int rc_gpus_load(rc_gpus* gpus, const rc_cuda_plan* plan, void* function);
 typedef struct {
-    uint64_t begin, bytes, bases, number; /* bases: see rc_cuda_location */
+    uint64_t begin, bytes, bases, number, multicast; /* bases, multicast: see rc_cuda_location */
 } rc_gpu_buffer;
 /* The symmetric buffers, in which arrays are found; replaces those of the last call. */
 int rc_gpus_set_buffers(rc_gpus* gpus, const rc_gpu_buffer* buffers, int count);

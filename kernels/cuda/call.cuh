@@ -46,6 +46,7 @@ constexpr uint64_t CAPTURED = 1ull << 63;
 struct Location {
     byte* const* bases;  // device memory: the buffer of each rank; null: the array is in no symmetric buffer
     uint64_t buffer, offset;
+    byte* multicast;  // the buffers of all ranks at once (nvls.cuh); null: there is no such address
 
     RC_DEVICE byte* at(int rank) const { return bases[rank] + offset; }
 };
@@ -202,13 +203,13 @@ struct Call {
 
     // ---- Waits, by single threads; block_all then makes their result that of the block.
 
+    // Each acquiring load empties the L1 cache of the multiprocessor: so those that poll are relaxed, but for the last.
     template <class Ready>
     RC_DEVICE bool wait(const uint64_t* flag, Reason reason, int peer, uint64_t expected, Ready ready) const {
-        for (uint32_t spins = 0;; ++spins) {
-            const uint64_t got = load_acquire(flag);
-            if (ready(got)) return true;
+        uint64_t got;
+        for (uint32_t spins = 0; !ready(got = load_relaxed(flag)); ++spins)
             if (must_fail(spins, reason, peer, expected, got)) return false;
-        }
+        return ready(load_acquire(flag));
     }
 
     // Between two loads of a flag. Clock and abort flag are read every 32 times: the host's memory is far.

@@ -99,6 +99,81 @@ RC_DEVICE void store16(byte* at, const Pack& p) {
                  : "memory");
 }
 
+RC_DEVICE void widen_float16x2(uint32_t pair, float& low, float& high) {
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }"
+        : "=f"(low), "=f"(high)
+        : "r"(pair));
+}
+
+RC_DEVICE uint32_t narrow_float16x2(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+RC_DEVICE uint32_t narrow_bfloat16x2(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+#if __CUDA_ARCH__ >= 890
+constexpr bool CONVERTS_FLOAT8 = true;
+#else
+constexpr bool CONVERTS_FLOAT8 = false;
+#endif
+
+RC_DEVICE uint32_t float16x2_of_e4m3x2(uint16_t from) {
+    uint32_t pair;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(from));
+    return pair;
+}
+
+RC_DEVICE uint16_t narrow_e4m3x2(float low, float high) {
+    uint16_t pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+RC_DEVICE uint16_t narrow_e5m2x2(float low, float high) {
+    uint16_t pair;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+#if __CUDA_ARCH__ >= 900
+constexpr bool HAS_MULTIMEM = true;
+#else
+constexpr bool HAS_MULTIMEM = false;
+#endif
+
+template <class Math, class Copies>
+RC_DEVICE Pack multimem_sum(const Math&, const Copies& copies, uint64_t at) {
+    Pack sum;
+#define RC_MULTIMEM_SUM(type)                                                                 \
+    asm volatile("multimem.ld_reduce.relaxed.sys.global.add" type " {%0, %1, %2, %3}, [%4];"  \
+                 : "=r"(sum.word[0]), "=r"(sum.word[1]), "=r"(sum.word[2]), "=r"(sum.word[3]) \
+                 : "l"(copies.all() + at)                                                     \
+                 : "memory")
+    if constexpr (Math::switch_sum == MULTIMEM_FLOAT32)
+        RC_MULTIMEM_SUM(".v4.f32");
+    else if constexpr (Math::switch_sum == MULTIMEM_BFLOAT16)
+        RC_MULTIMEM_SUM(".acc::f32.v4.bf16x2");
+    else
+        RC_MULTIMEM_SUM(".acc::f32.v4.f16x2");
+#undef RC_MULTIMEM_SUM
+    return sum;
+}
+
+template <class Copies>
+RC_DEVICE void multimem_store(const Copies& copies, uint64_t at, const Pack& pack) {
+    asm volatile("multimem.st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(copies.all() + at),
+                 "r"(pack.word[0]), "r"(pack.word[1]), "r"(pack.word[2]), "r"(pack.word[3])
+                 : "memory");
+}
+
+RC_DEVICE void multimem_fence() { asm volatile("fence.proxy.alias;" ::: "memory"); }
+
 RC_DEVICE uint64_t now_ns() {
     uint64_t value;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));

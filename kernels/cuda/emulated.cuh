@@ -4,7 +4,9 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -118,6 +120,74 @@ inline bool last_of(uint32_t* word, uint32_t n) {
 
 inline Pack load16(const byte* at) { return *reinterpret_cast<const Pack*>(at); }
 inline void store16(byte* at, const Pack& pack) { *reinterpret_cast<Pack*>(at) = pack; }
+
+// A float in a format of few bits; `largest`: what larger ones become.
+inline uint32_t small_float(float x, int exponent, int mantissa, float largest) {
+    const uint32_t sign = uint32_t(std::signbit(x)) << (exponent + mantissa);
+    const uint32_t ones = (1u << (exponent + mantissa)) - 1, infinity = ones >> mantissa << mantissa;
+    if (std::isnan(x)) return ones;
+    const float magnitude = std::min(std::abs(x), largest);
+    if (std::isinf(magnitude)) return sign | infinity;
+    const int bias = (1 << (exponent - 1)) - 1;
+    const int scale = std::max(magnitude ? std::ilogb(magnitude) : 1 - bias, 1 - bias) - mantissa;
+    const auto steps = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, -scale)));  // to even
+    const uint32_t bits = (static_cast<uint32_t>(scale + mantissa + bias - 1) << mantissa) + steps;
+    return sign | (std::isinf(largest) ? std::min(bits, infinity) : bits);
+}
+
+inline float float_of(uint32_t bits, int exponent, int mantissa) {
+    const uint32_t steps = bits & ((1u << mantissa) - 1), field = bits >> mantissa & ((1u << exponent) - 1);
+    const int bias = (1 << (exponent - 1)) - 1, scale = static_cast<int>(std::max(field, 1u)) - bias - mantissa;
+    const float magnitude = std::ldexp(static_cast<float>(field ? steps | 1u << mantissa : steps), scale);
+    return bits >> (exponent + mantissa) & 1 ? -magnitude : magnitude;
+}
+
+inline uint32_t narrow_float16x2(float low, float high) {
+    return small_float(low, 5, 10, INFINITY) | small_float(high, 5, 10, INFINITY) << 16;
+}
+inline uint32_t narrow_bfloat16x2(float low, float high) {
+    return small_float(low, 8, 7, INFINITY) | small_float(high, 8, 7, INFINITY) << 16;
+}
+inline uint16_t narrow_e4m3x2(float low, float high) {
+    return static_cast<uint16_t>(small_float(low, 4, 3, 448) | small_float(high, 4, 3, 448) << 8);
+}
+inline uint16_t narrow_e5m2x2(float low, float high) {
+    return static_cast<uint16_t>(small_float(low, 5, 2, 57344) | small_float(high, 5, 2, 57344) << 8);
+}
+
+inline void widen_float16x2(uint32_t pair, float& low, float& high) {
+    const auto widen = [](uint32_t x) {
+        if ((x & 0x7c00) != 0x7c00) return float_of(x, 5, 10);
+        return x & 0x3ff ? NAN : x & 0x8000 ? -INFINITY : INFINITY;
+    };
+    low = widen(pair & 0xffff);
+    high = widen(pair >> 16);
+}
+inline uint32_t float16x2_of_e4m3x2(uint16_t pair) {
+    const auto widen = [](uint32_t x) { return (x & 0x7f) == 0x7f ? NAN : float_of(x, 4, 3); };
+    return narrow_float16x2(widen(pair & 0xff), widen(pair >> 8));
+}
+
+constexpr bool CONVERTS_FLOAT8 = true;
+
+constexpr bool HAS_MULTIMEM = true;
+inline uint64_t multimem_accesses = 0;  // for tests
+
+template <class Math, class Copies>
+Pack multimem_sum(const Math& math, const Copies& copies, uint64_t at) {
+    __atomic_fetch_add(&multimem_accesses, 1, __ATOMIC_RELAXED);
+    auto sum = math.input(load16(copies.of(0) + at));
+    for (int p = 1; p < copies.count; ++p) math.combine(sum, math.input(load16(copies.of(p) + at)));
+    return math.output(sum);
+}
+
+template <class Copies>
+void multimem_store(const Copies& copies, uint64_t at, const Pack& pack) {
+    __atomic_fetch_add(&multimem_accesses, 1, __ATOMIC_RELAXED);
+    for (int p = 0; p < copies.count; ++p) store16(copies.of(p) + at, pack);
+}
+
+inline void multimem_fence() {}
 
 inline uint64_t now_ns() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())

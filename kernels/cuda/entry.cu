@@ -26,8 +26,9 @@ extern "C" __global__ void __launch_bounds__(512, 1) ringcomm_kernel(const __gri
 }
 
 // Several ranks on one device: only the blocks of one cooperative launch are guaranteed to run concurrently.
-extern "C" __global__ void __launch_bounds__(512, 1) ringcomm_virtual(const Args* ranks, int blocks) {
-    run_virtual<RC_KERNEL, Entry>(this_thread(), ranks, blocks);
+extern "C" __global__ void __launch_bounds__(512, 1)
+    ringcomm_virtual(const __grid_constant__ VirtualRanks ranks, int blocks) {
+    run_virtual<RC_KERNEL, Entry>(this_thread(), ranks.of, blocks);
 }
 
 #endif

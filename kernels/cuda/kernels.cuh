@@ -46,7 +46,13 @@ RC_DEVICE void run(const Ctx& ctx, const Args& args) {
     call.report_end();
 }
 
-// Several ranks in one grid, each with `blocks` blocks.
+// Several ranks in one grid, each with `blocks` blocks. On a GPU their arguments are passed by value, as those of one
+// rank are: global memory would be read anew after every wait.
+struct VirtualRanks {
+    static constexpr int MOST = 8;
+    Args of[MOST];
+};
+
 template <int kernel, class Math>
 RC_DEVICE void run_virtual(const Ctx& grid, const Args* ranks, int blocks) {
     Ctx ctx = grid;

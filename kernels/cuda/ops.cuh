@@ -57,6 +57,15 @@ struct Definition;
     };
 #include "ringcomm/types.def"
 
+template <class Type>
+constexpr MultimemSum multimem_sum_of = NO_MULTIMEM_SUM;
+template <>
+constexpr MultimemSum multimem_sum_of<Number<float, REAL>> = MULTIMEM_FLOAT32;
+template <>
+constexpr MultimemSum multimem_sum_of<Float16> = MULTIMEM_FLOAT16;
+template <>
+constexpr MultimemSum multimem_sum_of<Bfloat16> = MULTIMEM_BFLOAT16;
+
 // One dtype and one operation.
 template <class Type, int op>
 struct Arithmetic {
@@ -64,12 +73,12 @@ struct Arithmetic {
     using Op = typename Definition<Type::kind, op>::type;
     static constexpr uint64_t item = sizeof(Stored);
     static constexpr int lanes = PACK / item;
-    struct Lanes {
-        Stored lane[lanes];
-    };
+    static constexpr bool paired = requires { typename Type::Pairs; };
     struct Wide {
         typename Type::Wide lane[lanes];
     };
+    static constexpr MultimemSum switch_sum = multimem_sum_of<Type>;
+    static constexpr bool multimem = HAS_MULTIMEM && op == SUM && switch_sum != NO_MULTIMEM_SUM;
     // Packs in flight: enough to hide the latency of memory, few enough for the registers.
     static constexpr int tile = lanes <= 8 ? 4 : 2;
 
@@ -80,10 +89,14 @@ struct Arithmetic {
         : factor(args.factor), divisor(args.arena.layout.shape.ranks * args.factor) {}
 
     RC_DEVICE Wide partial(const Pack& pack) const {
-        const Lanes lanes_of = bits_as<Lanes>(pack);
-        Wide wide;
-        RC_UNROLL for (int i = 0; i < lanes; ++i) wide.lane[i] = Type::widen(lanes_of.lane[i]);
-        return wide;
+        if constexpr (paired) {
+            const auto pairs = bits_as<typename Type::Pairs>(pack);
+            Wide wide;
+            RC_UNROLL for (int i = 0; i < lanes; i += 2) Type::widen(pairs.of[i / 2], wide.lane[i], wide.lane[i + 1]);
+            return wide;
+        } else {
+            return bits_as<Wide>(pack);
+        }
     }
 
     RC_DEVICE Wide input(const Pack& pack) const {
@@ -97,9 +110,13 @@ struct Arithmetic {
     }
 
     RC_DEVICE Pack narrow(const Wide& wide) const {
-        Lanes result;
-        RC_UNROLL for (int i = 0; i < lanes; ++i) result.lane[i] = Type::narrow(wide.lane[i]);
-        return bits_as<Pack>(result);
+        if constexpr (paired) {
+            typename Type::Pairs pairs;
+            RC_UNROLL for (int i = 0; i < lanes; i += 2) pairs.of[i / 2] = Type::narrow(wide.lane[i], wide.lane[i + 1]);
+            return bits_as<Pack>(pairs);
+        } else {
+            return bits_as<Pack>(wide);
+        }
     }
 
     RC_DEVICE Pack output(Wide acc) const {

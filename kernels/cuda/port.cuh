@@ -13,6 +13,16 @@
 //   claim(word)                             true for the first thread of the rank that calls it
 //   last_of(word, n)                        true for the last of n callers, after all that they did; zeroes the word
 //   load16, store16                         one access of 16 bytes, which must be aligned
+//   narrow_float16x2(low, high), …          two floats rounded to nearest-even, as a pair of small ones, `low` in the
+//   lower
+//                                           half; narrow_e4m3x2 and narrow_e5m2x2 have no infinities: what is too large
+//                                           becomes the largest number. Each NaN becomes one.
+//   widen_float16x2, float16x2_of_e4m3x2    a pair as floats, or as float16
+//   CONVERTS_FLOAT8                         whether there are those of float8
+//   HAS_MULTIMEM                            whether there are the next three (nvls.cuh)
+//   multimem_sum(math, copies, at)          the sum of 16 bytes of all ranks, by the switch
+//   multimem_store(copies, at, pack)        writes 16 bytes to all ranks
+//   multimem_fence()                        orders them and other accesses to the same memory, of this thread
 //   now_ns, pause(spins)                    a clock; the pause between two loads of a flag
 //
 // RC_DEVICE is inlined. RC_NOINLINE is not: loops over memory get registers of their own that way, and spill none.
@@ -52,6 +62,9 @@ enum DeviceSite : int {
     SITE_MESSAGE_RELEASED,  // the block of a message may be filled again
     SITE_END
 };
+
+// The sums that a switch makes.
+enum MultimemSum { NO_MULTIMEM_SUM, MULTIMEM_FLOAT32, MULTIMEM_FLOAT16, MULTIMEM_BFLOAT16 };
 
 }  // namespace ringcomm::cuda
 

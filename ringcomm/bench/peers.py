@@ -97,8 +97,8 @@ LAUNCHED = {
 
 def libraries(names: Iterable[str], device: str = "host") -> tuple[list[LibrarySpec], list[str]]:
     """Return ringcomm and those of `names` that can use buffers on `device`, and a line for each that cannot."""
-    if device == "cuda" and not gpus():
-        raise ArgumentError("--device cuda: no CUDA device")
+    if device == "cuda":
+        require_gpu()
     found = [_installed_here("ringcomm", device)]
     missing = []
     for name in names:
@@ -120,6 +120,11 @@ def libraries(names: Iterable[str], device: str = "host") -> tuple[list[LibraryS
                 for suffix, environment in peer.variants.items()
             ]
     return found, missing
+
+
+def require_gpu() -> None:
+    if not gpus():
+        raise ArgumentError("--device cuda: no CUDA device")
 
 
 def _installed_here(name: str, device: str) -> LibrarySpec:

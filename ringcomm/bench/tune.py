@@ -1,4 +1,4 @@
-"""`ringcomm tune`: measure the crossover between two paths of a collective on this machine, or the network; keep it.
+"""`ringcomm tune`: measure the crossovers between the paths of a collective on this machine, or the network; keep them.
 
 ringcomm under each value of a setting is compared with itself, as libraries are in `ringcomm bench`.
 """
@@ -15,10 +15,12 @@ from pathlib import Path
 import ringcomm
 from ringcomm import ArgumentError, Communicator, RingcommError
 from ringcomm.bench.comparison import Comparison, compare
+from ringcomm.bench.crossover import cuts
 from ringcomm.bench.interrupts import Interrupted, interruptible
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.peers import LibrarySpec, run_ringcomm
 from ringcomm.bench.sweep import Sweep
+from ringcomm.bench.tune_gpu import RANKS, tune_gpu
 from ringcomm.bench.tune_network import tune_network
 from ringcomm.bench.world import find_world, let_rank_0_speak, run_on_ranks
 from ringcomm.config import TUNING, tuning_file
@@ -52,21 +54,15 @@ def fastest(_: list[int], times: Times) -> int:
     return min(times, key=lambda value: sum(map(math.log, times[value])))
 
 
-def split(small: list[float], large: list[float]) -> int:
-    """Return how many sizes should take the path of small arrays to make all times together shortest."""
-    costs = [sum(map(math.log, small[:k] + large[k:])) for k in range(len(small) + 1)]
-    return costs.index(min(costs))
-
-
 def up_to(sizes: list[int], times: Times) -> int:
     """Return the last size at which the larger value, the path of small arrays everywhere, is faster."""
-    k = split(times[max(times)], times[min(times)])
+    [k] = cuts([times[max(times)], times[min(times)]])
     return sizes[k - 1] if k else 0
 
 
 def starting_from(sizes: list[int], times: Times) -> int:
     """Return the first size from which on the smaller value, the path of large arrays everywhere, is faster."""
-    k = split(times[max(times)], times[min(times)])
+    [k] = cuts([times[max(times)], times[min(times)]])
     return sizes[k] if k < len(sizes) else tuning.NEVER
 
 
@@ -91,7 +87,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     network = "latency and bandwidth between the hosts of the job whose launcher has started this command on each rank"
     add("--network", action="store_true", help=network)
-    add("--ranks", type=whole(2), metavar="N", help="number of ranks (default: one per core, at least 2)")
+    gpus = "cuda: the kernels of this GPU, which all ranks share; emulated: the same on the CPU, to try it"
+    add("--device", choices=("host", "cuda", "emulated"), default="host", help=gpus)
+    ranks = f"number of ranks (default: one per core, at least 2; on a GPU {', '.join(map(str, RANKS))})"
+    add("--ranks", type=whole(2), metavar="N", help=ranks)
     rounds = f"rounds per value, at least {LEAST_ROUNDS} (default: 20)"
     add("-n", "--iters", type=whole(LEAST_ROUNDS), default=20, metavar="ROUNDS", help=rounds)
 
@@ -126,6 +125,8 @@ def _untuned() -> Iterator[None]:
 def _tune_network(comm: Communicator, path: Path | None, arguments: argparse.Namespace) -> int:
     if not arguments.network:
         raise ArgumentError("a launcher has started this: expected --network, or no launcher for thresholds")
+    if arguments.device != "host":
+        raise ArgumentError("--device: expected no --network, which measures the links between hosts")
     if arguments.ranks:
         raise ArgumentError("--ranks: expected no --network, which measures the ranks that a launcher has started")
     return tune_network(comm, _require(path), arguments.iters)
@@ -139,9 +140,13 @@ def _require(path: Path | None) -> Path:
 
 def _tune_machine(path: Path | None, arguments: argparse.Namespace) -> int:
     path = _require(path)
-    ranks = arguments.ranks or max(2, min(MOST_RANKS, len(topology.cores())))
-    settings = _settings(ranks, arguments.iters)
-    tuning.write(path, settings, {"date": Machine.here().date, "ringcomm": ringcomm.__version__, "ranks": ranks})
+    if arguments.device == "host":
+        ranks = arguments.ranks or max(2, min(MOST_RANKS, len(topology.cores())))
+        settings = _settings(ranks, arguments.iters)
+        tuning.write(path, settings, {"date": Machine.here().date, "ringcomm": ringcomm.__version__, "ranks": ranks})
+    else:
+        with _untuned():
+            tune_gpu(path, arguments.device, (arguments.ranks,) if arguments.ranks else RANKS, arguments.iters)
     print(f"\nwritten to {path}; delete it to return to the built-in values")
     return 0
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ringcomm.devices.compiler import cubin
 from ringcomm.devices.contract import CudaStream, KernelVariant, Memory, MessageShape, Shape
-from ringcomm.devices.device import Device
+from ringcomm.devices.device import Device, channels
 from ringcomm.devices.driver import LIBCUDA, Driver
 
 __all__ = ["CudaDevice", "device_at", "device_of", "empty"]
@@ -22,13 +22,18 @@ class CudaDevice(Device):
     """A GPU, and CuPy's arrays on it."""
 
     family = "cuda"
-    shape = Shape(channels=16, slots=8, slot_bytes=512 << 10, stage_bytes=32 << 10, line_bytes=8 << 10)
+    # 32 blocks for the links of a GPU: an estimate. On an H200 smaller slots cost a tenth, larger ones gained little.
+    shape = Shape(channels=32, slots=4, slot_bytes=512 << 10, stage_bytes=32 << 10, line_bytes=8 << 10)
+    _staged_bytes = 512 << 10  # of the 16 blocks for which the limits were estimated
     # 32 MiB; an access over NVLink needs 16 channels of 32 KiB in flight.
     message_shape = MessageShape(channels=16, piece_bytes=32 << 10, slots=128, slot_bytes=256 << 10)
     threads = 512  # of a block, at most the launch bounds of entry.cu
 
     def __init__(self, ordinal: int) -> None:
         super().__init__(driver, ordinal, f"cuda:{ordinal}")
+
+    def shape_for(self, sharing: int) -> Shape:
+        return self.shape if sharing == 1 else self.shape._replace(channels=channels(self.gpu.multiprocessors, sharing))
 
     def stream(self) -> Any:
         return cupy.cuda.get_current_stream(self.ordinal)

@@ -33,6 +33,7 @@ _FUNCTIONS = {
     "cuGetErrorString": "ip",
     "cuDeviceGet": "pi",
     "cuDeviceGetName": "pii",
+    "cuDeviceGetUuid_v2": "pi",
     "cuDeviceGetAttribute": "pii",
     "cuDevicePrimaryCtxRetain": "pi",
     "cuCtxPushCurrent_v2": "p",

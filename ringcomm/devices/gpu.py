@@ -65,6 +65,9 @@ class Gpu:
         name = ctypes.create_string_buffer(256)
         driver("cuDeviceGetName", name, len(name), self._device)
         self.name = name.value.decode()
+        uuid = (ctypes.c_ubyte * 16)()
+        driver("cuDeviceGetUuid_v2", byref(uuid), self._device)
+        self.uuid = bytes(uuid).hex()  # the same in all processes
         self.architecture = f"sm_{self._attribute(CAPABILITY_MAJOR)}{self._attribute(CAPABILITY_MINOR)}"
         self.multiprocessors = self._attribute(MULTIPROCESSORS)
         self._opened: Counter[int] = Counter()  # by IPC
@@ -193,8 +196,8 @@ class Gpu:
         """Load the kernel of messages, until the process ends; return its function."""
         return self._create("cuModuleGetFunction", self._create("cuModuleLoadData", image), b"ringcomm_messages")
 
-    def launch_virtual(self, kernels: Kernels, args: int, ranks: int, blocks: int, threads: int, stream: int) -> None:
-        """Queue one launch of several ranks, whose arguments are contiguous in device memory.
+    def launch_virtual(self, kernels: Kernels, args: bytes, ranks: int, blocks: int, threads: int, stream: int) -> None:
+        """Queue one launch of several ranks; `args` is a VirtualRanks of kernels/cuda/kernels.cuh.
 
         Raises ArgumentError if not all blocks can run concurrently.
         """
@@ -203,7 +206,7 @@ class Gpu:
         most = each.value * self.multiprocessors
         if ranks * blocks > most:
             raise refuse("virtual ranks", f"at most {most} blocks in all", f"{ranks} x {blocks}")
-        values = c_uint64(args), c_int(blocks)
+        values = ctypes.create_string_buffer(args, len(args)), c_int(blocks)
         parameters = (c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         grid, block = (ranks * blocks, 1, 1), (threads, 1, 1)
         self.call("cuLaunchCooperativeKernel", kernels.virtual, *grid, *block, 0, stream, parameters)

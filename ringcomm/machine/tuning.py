@@ -1,5 +1,6 @@
-"""The results of `ringcomm tune`: a file with the thresholds of each kind of machine, which `Config` reads, and with
-the latency and bandwidth of each link that `ringcomm tune --network` has measured between two kinds.
+"""The results of `ringcomm tune`: a file with the thresholds of each kind of machine, which `Config` reads, with the
+latency and bandwidth of each link that `ringcomm tune --network` has measured between two kinds, and with the limits
+of the kernels of each kind of GPU.
 """
 
 import json
@@ -15,7 +16,19 @@ from typing import Any
 from ringcomm.errors import ArgumentError, integer, refuse, unknown
 from ringcomm.machine import files
 
-__all__ = ["LINK", "NEVER", "TUNABLE", "cpu", "link_name", "links", "machine_name", "read", "write"]
+__all__ = [
+    "LINK",
+    "NEVER",
+    "TUNABLE",
+    "cpu",
+    "gpu_limits",
+    "gpu_name",
+    "link_name",
+    "links",
+    "machine_name",
+    "read",
+    "write",
+]
 
 LINK = ("link_latency", "link_bandwidth")  # µs, GB/s
 TUNABLE = ("segment_bytes", "one_shot_bytes", "direct_bytes", "cma_bytes")
@@ -57,6 +70,28 @@ def read(path: Path) -> dict[str, int]:
     return settings
 
 
+def gpu_name(gpu: str, ranks: int) -> str:
+    """Return the key of so many ranks on GPUs of one kind."""
+    return f"{gpu}, {ranks} ranks"
+
+
+@cache
+def gpu_limits(path: Path, gpu: str, known: tuple[str, ...]) -> dict[int, dict[str, int]]:
+    """Return the limits of the kernels of a GPU by the number of ranks, read once."""
+    found: dict[int, dict[str, int]] = {}
+    with _named(path):
+        for name, settings in _settings(_load(path)).items():
+            ranks = name.removeprefix(f"{gpu}, ").removesuffix(" ranks")
+            if not ranks.isdecimal() or name != gpu_name(gpu, int(ranks)):
+                continue
+            for limit, value in settings.items():
+                if limit not in known:
+                    raise unknown(f"limit of {name}", limit, known)
+                integer(f"{limit} of {name}", value, 0)
+            found[int(ranks)] = settings
+    return found
+
+
 @cache
 def links(path: Path) -> dict[str, dict[str, float]]:
     """Return the latency and bandwidth of each measured link by its key, read once."""
@@ -71,7 +106,7 @@ def links(path: Path) -> dict[str, dict[str, float]]:
 
 
 def write(path: Path, settings: dict[str, Any], facts: dict[str, Any], name: str | None = None) -> None:
-    """Store the settings of this machine, or of the link of that name, with `facts` about the measurement."""
+    """Store the settings of this machine, or of the link or the GPU of that name, with facts of the measurement."""
     try:
         entries = _load(path)
         _settings(entries)
@@ -79,8 +114,8 @@ def write(path: Path, settings: dict[str, Any], facts: dict[str, Any], name: str
         entries = {}
     text = json.dumps(entries | {name or machine_name(): facts | {"settings": settings}}, indent=1) + "\n"
     files.write_atomic(path, text.encode())
-    read.cache_clear()
-    links.cache_clear()
+    for reader in (read, gpu_limits, links):
+        reader.cache_clear()
 
 
 @contextmanager

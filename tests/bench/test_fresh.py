@@ -1,11 +1,11 @@
 """ringcomm/bench/fresh.py: a kernel that is broken in one of five ways is found, on the emulated device."""
 
 import pytest
-from gpu.device_arrays import DeviceArrays
-from gpu.fresh import FreshCheck, VirtualCase
-from gpu.virtual import VirtualCall, VirtualRanks
 
 from cases.broken_kernels import BROKEN, beyond, break_launches
+from ringcomm.bench.device_arrays import DeviceArrays
+from ringcomm.bench.fresh import FreshCheck, VirtualCase
+from ringcomm.transports.cuda.virtual import VirtualCall, VirtualRanks
 
 SIZE, COUNT, LAUNCHES, ROOT = 3, 700, 3, 1
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all")

@@ -3,8 +3,9 @@
 import ctypes
 
 import numpy as np
-from gpu.fresh import FreshCheck
-from gpu.virtual import VirtualCall
+
+from ringcomm.bench.fresh import FreshCheck
+from ringcomm.transports.cuda.virtual import VirtualCall
 
 __all__ = ["BROKEN", "break_launches"]
 

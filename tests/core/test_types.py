@@ -47,7 +47,7 @@ def test_in_some_collectives_no_rank_ends_before_all_have_begun():
 def test_a_collective_without_a_cuda_kernel_is_refused(name):
     shape = {"ranks": 2, **emulated.EmulatedDevice.shape._asdict()}
     call, plan = CollectiveCall(NULL, NULL, 1, 0), ffi.new("rc_cuda_plan *")
-    if lib.rc_cuda_plan_of([shape], COLLECTIVES[name].code, [call], -1, plan) == lib.RC_OK:
+    if lib.rc_cuda_plan_of([shape], [[]], COLLECTIVES[name].code, [call], -1, plan) == lib.RC_OK:
         assert name in ON_GPUS
         return
     assert name not in ON_GPUS

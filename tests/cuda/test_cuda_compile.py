@@ -78,17 +78,68 @@ def check(made, kernel):
 
 def check_registers(report, kernel):
     """Loops over memory spill nothing; an entry point may save four registers around its calls, of a ring 32."""
-    pattern = r"properties for (\w+)\s+(?:ptxas\s+\.\s+)?\d+ bytes stack frame, (\d+) bytes spill"
-    spilled = {name: int(count) for name, count in re.findall(pattern, report)}
-    entries = spilled.pop("ringcomm_kernel"), spilled.pop("ringcomm_virtual")
-    assert not any(spilled.values()), report
+    found = spilled(report)
+    entries = found.pop("ringcomm_kernel"), found.pop("ringcomm_virtual")
+    assert not any(found.values()), report
     assert max(entries) <= (128 if kernel.startswith("ring_") else 16), report
+
+
+def spilled(report):
+    """Return the bytes that each function spills; where two entry points have a copy of it, the last one's."""
+    pattern = r"properties for (\w+)\s+(?:ptxas\s+\.\s+)?\d+ bytes stack frame, (\d+) bytes spill"
+    return {name: int(count) for name, count in re.findall(pattern, report)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(COLUMNS, SAMPLE)
 def test_a_kernel_compiles_by_nvrtc(kernel, dtype, op, architecture):
     check(compiler.compiled(*variant(kernel, dtype, op, architecture)), kernel)
+
+
+# The conversion of two elements to float32's accumulator and back, and the last architecture without it.
+PAIRS = {
+    "float16": ("cvt.rn.f16x2.f32", ""),
+    "bfloat16": ("cvt.rn.bf16x2.f32", ""),
+    "float8_e4m3fn": ("cvt.rn.satfinite.e4m3x2.f32", "sm_80"),
+    "float8_e5m2": ("cvt.rn.satfinite.e5m2x2.f32", "sm_80"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", PAIRS)
+def test_a_ring_converts_small_floats_in_pairs(dtype, architecture):
+    made = compiler.compiled(*variant("ring_all_reduce", dtype, "sum", architecture))
+    instruction, without = PAIRS[dtype]
+    assert (instruction in made.ptx) == (architecture != without)
+    if architecture != "sm_100" and dtype in ("float16", "bfloat16"):
+        assert spilled(made.report)["ringcomm_kernel"] == 0, made.report
+
+
+SWITCHED = {"float32": ".v4.f32", "float16": ".acc::f32.v4.f16x2", "bfloat16": ".acc::f32.v4.bf16x2"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "op", "architecture"),
+    [
+        *product(["ring_all_reduce"], SWITCHED, ["sum"], ["sm_90", "sm_100"]),
+        ("ring_reduce_scatter", "float32", "sum", "sm_90"),
+        ("ring_all_gather", "uint64", "sum", "sm_90"),
+        ("ring_all_reduce", "float32", "sum", "sm_80"),
+        ("ring_all_reduce", "float32", "max", "sm_90"),
+        ("ring_all_reduce", "int32", "sum", "sm_90"),
+    ],
+)
+def test_the_switch_does_what_it_has(kernel, dtype, op, architecture):
+    made = compiler.compiled(*variant(kernel, dtype, op, architecture))
+    has = architecture != "sm_80" and (kernel == "ring_all_gather" or (dtype in SWITCHED and op == "sum"))
+    reads, stores = has and kernel != "ring_all_gather", has and kernel != "ring_reduce_scatter"
+    assert re.findall(r"multimem\.ld_reduce\S+", made.ptx) == [
+        f"multimem.ld_reduce.relaxed.sys.global.add{SWITCHED[dtype]}" for _ in range(4 * reads)
+    ]
+    assert made.ptx.count("multimem.st.relaxed.sys.global.v4.f32") == 4 * stores
+    assert made.ptx.count("fence.proxy.alias") == 4 * (reads or stores)  # two in each entry point
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -63,6 +63,16 @@ def test_devices_without_peer_access_use_host_memory(axes, caplog):
     assert "emulated of rank 0 does not reach all others: peer access is not supported" in caplog.text
 
 
+def test_the_device_is_told_how_many_ranks_share_it(monkeypatch):
+    told = []
+    monkeypatch.setattr(
+        emulated.EmulatedDevice, "shape_for", lambda device, sharing: told.append(sharing) or device.shape
+    )
+    ranks = [Communicator(end) for end in connect_threads(shm.connect, 3)]
+    run_threads(lambda comm: comm.all_reduce(emulated.array(np.ones(3))), ranks)
+    assert told == [3] * 3
+
+
 def like_the_cpu(comm):
     shape = emulated.device.shape
     dtypes, ops = ("float16", "bfloat16", "float32", "complex64"), ("sum", "avg", "prod", premul_sum(0.3))
@@ -287,9 +297,8 @@ def probing_a_gpu_that_fails(comm):
 
     def failing(device):
         stream = emulated.Stream()
-        stream.zeros = device.allocate(4096, "arguments that are none")
         gate.hold(stream)
-        device.launch_virtual(KernelVariant(0, 0, 0), stream.zeros, 1, 1, stream)
+        device.launch_virtual(KernelVariant(0, 0, 0), bytes(4096), 1, 1, stream)
         threading.Timer(SHORT, gate.open).start()
         return stream
 

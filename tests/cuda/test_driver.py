@@ -11,6 +11,7 @@ import pytest
 
 from cases.on_device import mappings
 from ringcomm.devices import driver as driver_module
+from ringcomm.devices.device import channels
 from ringcomm.devices.driver import EMULATED, CudaError, Driver
 from ringcomm.devices.gpu import DeviceMemory, Gpu, Kernels
 from ringcomm.errors import ArgumentError, MemoryShortage
@@ -177,11 +178,19 @@ def test_a_stream_says_whether_it_captures(gpu):
     gpu.destroy_stream(stream)
 
 
+@pytest.mark.parametrize(
+    ("multiprocessors", "ranks", "blocks"),
+    [(132, 2, 64), (132, 3, 32), (132, 4, 32), (132, 8, 16), (14, 3, 4), (2, 3, 1)],
+)
+def test_the_blocks_of_ranks_that_share_a_gpu_run_at_once(multiprocessors, ranks, blocks):
+    assert channels(multiprocessors, ranks) == blocks
+
+
 def test_too_many_virtual_ranks_are_refused(gpu):
     kernels = gpu.load(b"image")
     assert isinstance(kernels, Kernels)
     with pytest.raises(ArgumentError, match=f"at most {gpu.multiprocessors} blocks in all, got 100 x 2"):
-        gpu.launch_virtual(kernels, 0, 100, 2, 2, 0)
+        gpu.launch_virtual(kernels, b"", 100, 2, 2, 0)
 
 
 def test_the_process_ends_with_memory_and_work_left():

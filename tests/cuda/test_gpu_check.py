@@ -289,7 +289,6 @@ def test_the_sweep_runs_on_the_emulated_device(tmp_path):
     assert run.returncode == 0, run.stderr
     rows = json.loads((tmp_path / "sweep.json").read_text())["rows"]
     assert {"unchanged", "channels 4", "slot_bytes 1,024", "threads 1"} <= {row["shape"] for row in rows}
-    assert {row["kernel"] for row in rows} == {"ll", "one_shot", "two_shot", "ring_all_reduce"}
     assert not any(row["wrong"] for row in rows)
 
 

@@ -37,10 +37,11 @@ rc_cuda_plan exported(const LaunchPlan& plan) {
 
 }  // namespace
 
-int rc_cuda_plan_of(const rc_cuda_shape* shape, int collective, const rc_call* arguments, int kernel,
-                    rc_cuda_plan* plan) {
+int rc_cuda_plan_of(const rc_cuda_shape* shape, const rc_cuda_limits* limits, int collective, const rc_call* arguments,
+                    int kernel, rc_cuda_plan* plan) {
     return guarded([&] {
         check_pointer("shape", shape);
+        check_pointer("limits", limits);
         check_pointer("call", arguments);
         check_pointer("plan", plan);
         check_collective(collective);
@@ -50,7 +51,7 @@ int rc_cuda_plan_of(const rc_cuda_shape* shape, int collective, const rc_call* a
         if (!cuda::valid(given)) reject("the shape of the CUDA arena is invalid");
         CallRecord call = called(collective, *arguments);
         call.item = rc_dtype_bytes(call.dtype);
-        *plan = exported(plan_launch(call, given.ranks, given, kernel));
+        *plan = exported(plan_launch(call, given.ranks, given, *limits, kernel));
     });
 }
 
@@ -96,7 +97,7 @@ int rc_gpus_plan(rc_gpus* gpus, int collective, const rc_call* arguments, rc_cud
     return enter(gpus, [&](PeerGroup& host) {
         check_pointer("plan", plan);
         check_pointer("loaded", loaded);
-        const LaunchPlan made = plan_launch(checked(host, collective, arguments, 0), host.size, gpus->group.shape());
+        const LaunchPlan made = gpus->group.plan(checked(host, collective, arguments, 0), host.size);
         *plan = exported(made);
         *loaded = gpus->group.is_loaded(made);
     });

@@ -28,6 +28,10 @@ using CUgraphNode = CUgraphNode_st*;
 using CUgraphExec = CUgraphExec_st*;
 using CUhostFn = void (*)(void* data);
 
+struct CUuuid {
+    char bytes[16];
+};
+
 struct CUipcMemHandle {
     char reserved[64];
 };
@@ -116,6 +120,7 @@ inline const CUstream STREAM_LEGACY = reinterpret_cast<CUstream>(1), STREAM_PER_
     FUNCTION(cuDeviceGetCount, int* count)                                                                             \
     FUNCTION(cuDeviceGet, CUdevice* device, int ordinal)                                                               \
     FUNCTION(cuDeviceGetName, char* name, int bytes, CUdevice device)                                                  \
+    FUNCTION(cuDeviceGetUuid_v2, CUuuid* uuid, CUdevice device)                                                        \
     FUNCTION(cuDeviceGetAttribute, int* value, CUdevice_attribute attribute, CUdevice device)                          \
     FUNCTION(cuDevicePrimaryCtxRetain, CUcontext* context, CUdevice device)                                            \
     FUNCTION(cuCtxPushCurrent_v2, CUcontext context)                                                                   \

@@ -12,6 +12,7 @@ GpuGroup::GpuGroup(const Driver& driver, const rc_gpus_setup& setup, int rank)
       context_(static_cast<CUcontext>(setup.context)),
       device_(setup.device),
       threads_(setup.threads),
+      limits_(setup.limits),
       control_(static_cast<cuda::Control*>(setup.control)),
       tables_(setup.tables) {
     args_.arena = {static_cast<cuda::byte*>(setup.arena), cuda::layout_of(cuda::bits_as<cuda::Shape>(setup.shape))};
@@ -39,7 +40,7 @@ void GpuGroup::set_buffers(std::vector<rc_gpu_buffer> buffers) {
 }
 
 uint64_t GpuGroup::call(PeerGroup& host, const CallRecord& call, CUstream stream, rc_gpus_mode mode) {
-    const LaunchPlan plan = plan_launch(call, host.size, shape());
+    const LaunchPlan plan = this->plan(call, host.size);
     if (!is_loaded(plan)) throw Failure(RC_UNPREPARED, "the kernel of this call is not loaded");
     if (failed()) throw Failure(RC_UNPREPARED, "the failure of a kernel has not been handled");
     if (mode == RC_GPUS_FAST && (!fast_allowed_.load(std::memory_order_relaxed) || host.trace())) {
@@ -136,7 +137,8 @@ cuda::Location GpuGroup::locate(const std::byte* array, uint64_t bytes) const {
     const auto address = reinterpret_cast<uint64_t>(array);
     for (const rc_gpu_buffer& buffer : buffers_) {
         if (address >= buffer.begin && address + bytes <= buffer.begin + buffer.bytes) {
-            return {reinterpret_cast<cuda::byte* const*>(buffer.bases), buffer.number, address - buffer.begin};
+            return {reinterpret_cast<cuda::byte* const*>(buffer.bases), buffer.number, address - buffer.begin,
+                    reinterpret_cast<cuda::byte*>(buffer.multicast)};
         }
     }
     return {};

@@ -32,7 +32,9 @@ public:
     ~GpuGroup();
     GpuGroup(const GpuGroup&) = delete;
 
-    const cuda::Shape& shape() const { return args_.arena.layout.shape; }
+    LaunchPlan plan(const CallRecord& call, int size) const {
+        return plan_launch(call, size, args_.arena.layout.shape, limits_);
+    }
     CUstream own_stream() const { return streams_->own(); }
 
     // A kernel that Python has compiled and loaded.
@@ -104,6 +106,7 @@ private:
     const CUcontext context_;
     const std::string device_;  // its name in errors
     const int threads_;
+    const rc_cuda_limits limits_;
     cuda::Control* const control_;
     uint64_t* const tables_;
 

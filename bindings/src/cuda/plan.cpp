@@ -9,20 +9,19 @@ namespace {
 
 using namespace cuda;
 
-// Few bytes go to every rank at once, many along the ring, where each link carries the least data. How many are few was
-// measured for all_reduce only (docs/gpu.md).
-int kernel_for(int collective, uint64_t bytes, uint64_t ranks, const Shape& shape) {
-    const uint64_t stages = uint64_t(shape.channels) * shape.stage_bytes;
+// Few bytes go to every rank at once, many along the ring, where each link carries the least data.
+int kernel_for(int collective, uint64_t bytes, const rc_cuda_limits& limits) {
     switch (collective) {
         case RC_BARRIER: return BARRIER;
         case RC_ALL_REDUCE:
-            if (bytes <= shape.line_bytes) return LL;
-            if (ranks * bytes <= stages) return ONE_SHOT;
-            return bytes <= 4 * stages ? TWO_SHOT : RING_ALL_REDUCE;
-        case RC_ALL_GATHER: return bytes <= stages ? ALL_GATHER : RING_ALL_GATHER;
-        case RC_BROADCAST: return bytes <= 4 * stages ? BROADCAST : RING_BROADCAST;
-        case RC_REDUCE: return bytes <= 2 * stages ? ONE_SHOT_REDUCE : RING_REDUCE;
-        case RC_REDUCE_SCATTER: return bytes <= stages ? ONE_SHOT_REDUCE_SCATTER : RING_REDUCE_SCATTER;
+            if (bytes <= limits.ll) return LL;
+            if (bytes <= limits.one_shot) return ONE_SHOT;
+            return bytes <= limits.two_shot ? TWO_SHOT : RING_ALL_REDUCE;
+        case RC_ALL_GATHER: return bytes <= limits.all_gather ? ALL_GATHER : RING_ALL_GATHER;
+        case RC_BROADCAST: return bytes <= limits.broadcast ? BROADCAST : RING_BROADCAST;
+        case RC_REDUCE: return bytes <= limits.one_shot_reduce ? ONE_SHOT_REDUCE : RING_REDUCE;
+        case RC_REDUCE_SCATTER:
+            return bytes <= limits.one_shot_reduce_scatter ? ONE_SHOT_REDUCE_SCATTER : RING_REDUCE_SCATTER;
         case RC_GATHER: return GATHER;
         case RC_SCATTER: return SCATTER;
         case RC_ALL_TO_ALL: return ALL_TO_ALL;
@@ -66,7 +65,7 @@ bool is_whole(const Collective& row) { return row.given == Data::ARRAY; }
 
 }  // namespace
 
-LaunchPlan plan_launch(const CallRecord& call, int size, const Shape& shape, int kernel) {
+LaunchPlan plan_launch(const CallRecord& call, int size, const Shape& shape, const rc_cuda_limits& limits, int kernel) {
     const Collective& row = collectives[call.collective];
     const bool moves_nothing = row.given == Data::NOTHING, whole = is_whole(row);
     const uint64_t* const counts = whole || moves_nothing ? nullptr : call.counts;
@@ -74,15 +73,15 @@ LaunchPlan plan_launch(const CallRecord& call, int size, const Shape& shape, int
     const uint64_t longest = moves_nothing ? 0 : counts ? *std::max_element(counts, counts + size) : call.count;
     const uint64_t bytes = longest * call.item;
     const auto channels = uint64_t(shape.channels);
-    if (kernel < 0) kernel = kernel_for(call.collective, bytes, size, shape);
+    if (kernel < 0) kernel = kernel_for(call.collective, bytes, limits);
 
     LaunchPlan plan{};
     plan.kernel = kernel;
     plan.dtype = reduces[kernel] ? call.dtype : moved_as(moves_nothing ? 1 : call.item);
     plan.op = reduces[kernel] ? call.op : int{RC_SUM};
-    plan.blocks = int(std::clamp<uint64_t>(divide_up(work_of(kernel, bytes, size), shape.stage_bytes), 1, channels));
+    const uint64_t each = kernel == LL ? shape.line_bytes : shape.stage_bytes;
+    plan.blocks = int(std::clamp<uint64_t>(divide_up(work_of(kernel, bytes, size), each), 1, channels));
     if (pairwise) plan.blocks = shape.channels;
-    if (kernel == LL) plan.blocks = 1;
     plan.with_tables =
         counts && (pairwise || std::any_of(counts, counts + size, [&](uint64_t count) { return count != counts[0]; }));
     plan.count = moves_nothing ? 0 : counts ? counts[0] : call.count;

@@ -14,7 +14,8 @@ struct LaunchPlan {
 };
 
 // The plan of a call whose arguments have been checked; `kernel` replaces that for its size, unless it is -1.
-LaunchPlan plan_launch(const CallRecord& call, int size, const cuda::Shape& shape, int kernel = -1);
+LaunchPlan plan_launch(const CallRecord& call, int size, const cuda::Shape& shape, const rc_cuda_limits& limits,
+                       int kernel = -1);
 
 // The bytes of the source and of the target of a call on this rank.
 struct CallBytes {

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringcomm.devices.contract import Memory
+from ringcomm.devices.contract import Memory, Shape
 from ringcomm.devices.device import Device
+from ringcomm.devices.limits import Limits
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.cuda.kernels import LaunchPlan
@@ -18,9 +19,9 @@ __all__ = ["Arena"]
 class Arena:
     """An arena of one of `ranks` ranks."""
 
-    def __init__(self, device: Device, rank: int, ranks: int) -> None:
+    def __init__(self, device: Device, rank: int, ranks: int, shape: Shape) -> None:
         self.device, self.rank = device, rank
-        self.shape = ffi.new("rc_cuda_shape *", {"ranks": ranks, **device.shape._asdict()})
+        self.shape = ffi.new("rc_cuda_shape *", {"ranks": ranks, **shape._asdict()})
         size, peers_at = ffi.new("uint64_t *"), ffi.new("uint64_t *")
         check(lib.rc_cuda_layout(self.shape, size, peers_at))
         self.size, self._peers_at = int(size[0]), int(peers_at[0])
@@ -45,13 +46,14 @@ class Arena:
         self.join(self.opened)
         self.control.failed = self.control.abort = 0
 
-    def open_group(self, host: Any) -> Any:
+    def open_group(self, host: Any, limits: Limits) -> Any:
         """Return an rc_gpus on this memory, of the ranks that the rc_comm `host` connects."""
         device = self.device
         tables = device.allocate_pinned(lib.rc_gpus_table_bytes(self.shape.ranks))
         driver, name = ffi.new("char[]", device.library.encode()), ffi.new("char[]", device.name.encode())
         setup = {
             "shape": self.shape[0],
+            "limits": limits,
             "arena": ffi.cast("void *", self.memory.address),
             "control": self.control,
             "tables": ffi.cast("uint64_t *", tables.address),

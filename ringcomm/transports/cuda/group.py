@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ringcomm.devices.contract import CudaStream
 from ringcomm.devices.device import Device
+from ringcomm.devices.limits import Limits
 from ringcomm.errors import Aborted, ArgumentError, MemoryShortage, MismatchError, RingcommError, refuse
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.contract import CollectiveCall, LocalTransport
@@ -56,7 +57,10 @@ class CudaGroup:
         assert channel is not None
         self._channel = channel  # for this class only
         try:
-            exported = channel.run_on_all("all_gather", self._allocate)
+            found = channel.run_on_all("all_gather", lambda: (device.uuid, device.limits(host.size)))
+            gpus, (limits, *_) = [gpu for gpu, _ in found], [limits for _, limits in found]  # those of rank 0
+            sharing = max(map(gpus.count, gpus))
+            exported = channel.run_on_all("all_gather", lambda: self._allocate(sharing, limits))
             for step in (lambda: self._open([handle for _, handle in exported]), self._probe):
                 for rank, reason in enumerate(channel.run_on_all("all_gather", step)):
                     if reason:
@@ -66,9 +70,9 @@ class CudaGroup:
             channel.close()
             raise
 
-    def _allocate(self) -> tuple[str, str]:
-        self._arena = Arena(self.device, self._host.rank, self._host.size)
-        self.handle = self._arena.open_group(self._host.handle)
+    def _allocate(self, sharing: int, limits: Limits) -> tuple[str, str]:
+        self._arena = Arena(self.device, self._host.rank, self._host.size, self.device.shape_for(sharing))
+        self.handle = self._arena.open_group(self._host.handle, limits)
         self._own_stream = OwnStream(int(ffi.cast("uintptr_t", lib.rc_gpus_stream(self.handle))))
         self._watch = Watch(self._host, self._channel, self.device, self._arena, self.handle)
         self._trace = LaunchTrace(self._host, self.device, self._watch)

@@ -2,7 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from ringcomm.devices.contract import KernelVariant, Shape
+from ringcomm.devices.contract import KernelVariant
+from ringcomm.devices.limits import Limits
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import CollectiveCall
@@ -22,14 +23,15 @@ class LaunchPlan(NamedTuple):
     count: int  # type: ignore[assignment]  # elements of the array, or of a block; in place of tuple.count
 
 
-def plan_launch(call: Blockwise, shape: Shape, kernel: str = "") -> LaunchPlan:
-    """Return the launch of a call with equal blocks, with the kernel for its size or with a given one."""
+def plan_launch(call: Blockwise, shape: Any, limits: Limits, kernel: str = "") -> LaunchPlan:
+    """Return the launch of a call with equal blocks in arenas of an rc_cuda_shape, with the kernel for its size or with
+    a given one.
+    """
     count = call.count if call.name in WHOLE else call.rows[call.me]
     arguments = CollectiveCall(ffi.NULL, ffi.NULL, count, call.dtype, call.op, call.factor, call.root)
     plan = ffi.new("rc_cuda_plan *")
-    sizes = {"ranks": call.n, **shape._asdict()}
     number = KERNELS[kernel] if kernel else -1
-    check(lib.rc_cuda_plan_of([sizes], COLLECTIVES[call.name].code, [arguments], number, plan))
+    check(lib.rc_cuda_plan_of(shape, [limits], COLLECTIVES[call.name].code, [arguments], number, plan))
     return LaunchPlan(NAMES[plan.kernel], variant_of(plan), plan.blocks, plan.count)
 
 

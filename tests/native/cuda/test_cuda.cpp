@@ -42,21 +42,39 @@ template <class Type>
 void check_format(const char* name) {
     using Format = FormatOf<Type>;
     using Bits = typename Type::Stored;
-    const auto same = [](Bits a, Bits b) {
+    const std::string narrow = name + std::string(" narrow "), widen = name + std::string(" widen ");
+    const auto same_bits = [](Bits a, Bits b) {
         return a == b || (std::isnan(Format::decode(a)) && std::isnan(Format::decode(b)));
     };
+    const auto same = [](float a, float b) { return std::isnan(a) ? std::isnan(b) : !memcmp(&a, &b, sizeof a); };
+    const auto check_narrow = [&](float low, float high) {
+        const auto pair = Type::narrow(low, high);
+        const Bits halves[] = {static_cast<Bits>(pair), static_cast<Bits>(pair >> 8 * sizeof(Bits))};
+        expect(same_bits(halves[0], Format::encode(low)), narrow + std::to_string(low));
+        expect(same_bits(halves[1], Format::encode(high)), narrow + std::to_string(high));
+        // By integer arithmetic, as GPUs without the instructions.
+        if constexpr (sizeof(Bits) == 1)
+            expect(same_bits(static_cast<Bits>(Type::narrow(low)), Format::encode(low)), narrow + std::to_string(low));
+    };
     for (uint32_t i = 0; i < 1u << 8 * sizeof(Bits); ++i) {
-        const Bits bits = static_cast<Bits>(i);
-        const float value = Format::decode(bits), got = Type::widen(bits);
-        expect(std::isnan(value) ? std::isnan(got) : !memcmp(&value, &got, sizeof value), name + std::string(" widen"));
+        const Bits bits = static_cast<Bits>(i), other = static_cast<Bits>(random_bits());
+        float low, high;
+        Type::widen(static_cast<typename Type::Pair>(uint32_t{other} << 8 * sizeof(Bits) | bits), low, high);
+        const float value = Format::decode(bits);
+        expect(same(value, low), widen + std::to_string(i));
+        expect(same(Format::decode(other), high), widen + std::to_string(other));
+        if constexpr (std::is_same_v<Type, Float8E4m3fn>) {
+            Type::widen_shifted(static_cast<uint16_t>(other << 8 | bits), low, high);
+            expect(same(value, low) && same(Format::decode(other), high), widen + std::to_string(i) + " shifted");
+        }
         if (std::isnan(value)) continue;
         const float next = Format::decode(static_cast<Bits>(i + 1)), middle = value + (next - value) / 2;
         for (const float x : {value, middle, std::nextafter(middle, INFINITY), std::nextafter(middle, -INFINITY)})
-            expect(same(Type::narrow(x), Format::encode(x)), name + std::string(" narrow ") + std::to_string(x));
+            check_narrow(x, high), check_narrow(high, x);
     }
     for (int i = 0; i < 100'000; ++i) {
-        const float x = bits_as<float>(static_cast<uint32_t>(random_bits()));
-        expect(same(Type::narrow(x), Format::encode(x)), name + std::string(" narrow ") + std::to_string(x));
+        const auto any = [] { return bits_as<float>(static_cast<uint32_t>(random_bits())); };
+        check_narrow(any(), any());
     }
 }
 
@@ -156,13 +174,14 @@ struct Case {
     double factor = 1;
     bool in_place = false, tables = false, symmetric = false;
     int odd = 99;
+    bool multicast = false;    // the symmetric buffers have a multicast address
     bool overwritten = false;  // each rank writes its arrays as soon as its launch has ended
 
     std::string describe(int n) const {
         return "kernel " + std::to_string(kernel) + " dtype " + std::to_string(dtype) + " op " + std::to_string(op) +
                " count " + std::to_string(count) + " root " + std::to_string(root) + " blocks " +
                std::to_string(blocks) + " ranks " + std::to_string(n) + (in_place ? " in place" : "") +
-               (tables ? " with tables" : "") + (symmetric ? " symmetric" : "");
+               (tables ? " with tables" : "") + (symmetric ? " symmetric" : "") + (multicast ? " multicast" : "");
     }
 };
 
@@ -249,6 +268,9 @@ struct Trial {
             calls[r].output_location = calls[r].input_location;
             if (calls[r].output != calls[r].input)
                 calls[r].output_location = {output_bases.data(), 4, offset + (r == odd)};
+            if (!test.multicast) continue;  // the emulated device does not access the address itself
+            calls[r].input_location.multicast = input_bases[r];
+            calls[r].output_location.multicast = output_bases[r];
         }
     }
 
@@ -334,6 +356,7 @@ void check_calls(int n, uint64_t seed, std::span<Case> cases) {
         test.in_place = random_bits() % 2;
         test.tables = blocks && random_bits() % 2;
         test.symmetric = random_bits() % 2;
+        test.multicast = random_bits() % 2;
         test.odd = static_cast<int>(random_bits() % 16);
         run_case(world, test);
     }
@@ -410,6 +433,39 @@ void check_symmetric() {
         }
 }
 
+// Once along the ring data go in at least four pieces a hop, so that the last rank does not wait long for the first.
+void check_pieces() {
+    constexpr int RANKS = 3;
+    for (const int kernel : {RING_BROADCAST, RING_REDUCE}) {
+        World world(Shape{RANKS, 1, 3, 1 << 16, 256, 256});
+        run_case(world, {kernel, INT32, SUM, 12'000});
+        uint64_t most = 0;
+        for (int r = 0; r < RANKS; ++r)
+            for (int p = 0; p < RANKS; ++p) most = std::max(most, *world.arena(r).channel(0).tail(p) % STEPS);
+        expect(most == 4 * RANKS, "kernel " + std::to_string(kernel) + " in " + std::to_string(most) + " pieces");
+    }
+}
+
+// With a multicast address the switch sums and stores the whole packs of an array, where that is aligned.
+void check_multicast() {
+    for (const int kernel : {RING_ALL_REDUCE, RING_REDUCE_SCATTER, RING_ALL_GATHER})
+        for (const bool multicast : {true, false})
+            for (int repeat = 0; repeat < 8; ++repeat) {
+                World world(tiny_shape(3));
+                const uint64_t before = multimem_accesses;
+                Case test{.kernel = kernel, .dtype = FLOAT16, .op = SUM, .count = 100 + repeat % 2 * 4, .blocks = 2};
+                test.symmetric = true;
+                test.multicast = multicast;
+                Trial trial(world, test);
+                trial.run();
+                const bool aligned = trial.shift == 0 && (kernel == RING_ALL_REDUCE || test.count % 8 == 0);
+                const bool used = multimem_accesses > before;
+                if (!multicast) expect(!used, "no multicast address, " + test.describe(3));
+                if (multicast && aligned) expect(used, "aligned, " + test.describe(3));
+                if (trial.shift) expect(!used, "not aligned, " + test.describe(3));
+            }
+}
+
 // Data in one direction only, so that no other flag gives the order that a weakened one has lost; and repeated calls.
 void check_races() {
     World world(tiny_shape(3, 1));
@@ -424,9 +480,14 @@ void check_races() {
         run_case(world, {.kernel = RING_ALL_GATHER, .dtype = INT32, .op = SUM, .count = 100, .symmetric = true});
         for (const int kernel :
              {RING_ALL_REDUCE, RING_REDUCE_SCATTER, ALL_TO_ALL})  // peers must have read before it ends
-            run_case(
-                world,
-                {.kernel = kernel, .dtype = INT32, .op = SUM, .count = 100, .symmetric = true, .overwritten = true});
+            for (const bool multicast : {false, true})
+                run_case(world, {.kernel = kernel,
+                                 .dtype = INT32,
+                                 .op = SUM,
+                                 .count = 100,
+                                 .symmetric = true,
+                                 .multicast = multicast,
+                                 .overwritten = true});
     }
 }
 
@@ -454,6 +515,8 @@ int main(int count, char** words) {
 #include "ringcomm/types.def"
     check_collectives();
     check_symmetric();
+    check_pieces();
+    check_multicast();
     check_many_ranks();
     check_stale_lines();
     check_races();

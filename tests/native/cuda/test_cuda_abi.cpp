@@ -57,6 +57,10 @@ template <>
 struct PassedAs<::CUipcMemHandle> {
     using type = cu::CUipcMemHandle;
 };
+template <>
+struct PassedAs<::CUuuid> {
+    using type = cu::CUuuid;
+};
 template <class Result, class... Parameters>
 struct PassedAs<Result(Parameters...)> {
     using type = typename PassedAs<Result>::type(typename PassedAs<Parameters>::type...);
@@ -67,6 +71,7 @@ constexpr bool same = std::is_same_v<typename PassedAs<A>::type, typename Passed
 
 #define RC_FUNCTION(name, ...) static_assert(same<cu::type::name, decltype(::name)>, #name);
 RC_CUDA_FUNCTIONS(RC_FUNCTION)
+static_assert(sizeof(cu::CUuuid) == sizeof(::CUuuid));
 static_assert(sizeof(cu::CUipcMemHandle) == sizeof(::CUipcMemHandle));
 static_assert(alignof(cu::CUipcMemHandle) == alignof(::CUipcMemHandle));
 

@@ -48,7 +48,7 @@ public:
                                nullptr};
         DO(rc_collective(comm, RC_ALL_GATHER, &exchange, -1, nullptr));
         tables.resize(rc_gpus_table_bytes(RANKS) / sizeof(uint64_t));
-        const rc_gpus_setup setup{SHAPE, mine, &control, tables.data(), context, THIS_PROGRAM, "emulated", 2};
+        const rc_gpus_setup setup{SHAPE, {}, mine, &control, tables.data(), context, THIS_PROGRAM, "emulated", 2};
         DO(rc_gpus_open(comm, &setup, &group));
         watching = std::thread([this] {
             int stopped = 0;

@@ -390,7 +390,8 @@ void check_launches() {
 
     fill();
     for (gpu::Args& call : calls) call.call = 8;
-    const gpu::Args* ranks = calls.data();
+    gpu::VirtualRanks ranks{};
+    std::copy(calls.begin(), calls.end(), ranks.of);
     int blocks = 2;
     void* parameters[] = {&ranks, &blocks};
     OK(cuLaunchCooperativeKernel(kernels.all, 2 * RANKS, 1, 1, 2, 1, 1, 0, streams[0], parameters));

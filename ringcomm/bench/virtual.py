@@ -6,10 +6,10 @@ bandwidth of all reads and writes of the kernel, as that of a copy; `of copy` is
 
 from dataclasses import dataclass
 
-from gpu.device_arrays import DeviceArrays
-from gpu.fresh import FreshCheck, VirtualCase
-from gpu.virtual import VirtualRanks
+from ringcomm.bench.device_arrays import DeviceArrays
+from ringcomm.bench.fresh import FreshCheck, VirtualCase
 from ringcomm.bench.rank.collectives import COLLECTIVES, dtype_named
+from ringcomm.transports.cuda.virtual import VirtualRanks
 
 __all__ = ["HEAD", "VirtualRow", "measure"]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from gpu.device_arrays import DeviceArrays
-from gpu.virtual import VirtualRanks
+from ringcomm.bench.device_arrays import DeviceArrays
 from ringcomm.bench.rank.collectives import COLLECTIVES, LEVELS, PERIOD, Array, RankCase, dtype_named
+from ringcomm.transports.cuda.virtual import VirtualRanks
 from ringcomm.types import DTYPES, OPS
 
 __all__ = ["Found", "FreshCheck", "VirtualCase"]

@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from ringcomm.devices.contract import Shape
 from ringcomm.devices.device import Device
-from ringcomm.errors import RingcommError
+from ringcomm.errors import RingcommError, refuse
+from ringcomm.native import lib
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.contract import CollectiveCall
 from ringcomm.transports.cuda.arena import Arena
@@ -20,9 +22,13 @@ __all__ = ["VirtualCall", "VirtualRanks"]
 class VirtualRanks:
     """Ranks of one process on one device, with an arena each."""
 
-    def __init__(self, device: Device, size: int, timeout: float = 10.0) -> None:
+    def __init__(self, device: Device, size: int, timeout: float = 10.0, shape: Shape | None = None) -> None:
+        if size > lib.RC_VIRTUAL_RANKS:
+            raise refuse("virtual ranks", f"at most {lib.RC_VIRTUAL_RANKS}", size)
         self.device, self.size, self._timeout = device, size, timeout
-        self._arenas = [Arena(device, rank, size) for rank in range(size)]
+        self._limits = device.limits(size)
+        shape = shape or device.shape_for(size)
+        self._arenas = [Arena(device, rank, size, shape) for rank in range(size)]
         for arena in self._arenas:
             arena.join([each.memory for each in self._arenas])
 
@@ -48,7 +54,7 @@ class VirtualRanks:
             call = Blockwise(
                 arena.rank, self.size, name, CollectiveCall(source, target, count, dtype, op, factor, root)
             )
-            plan = plan_launch(call, self.device.shape, kernel)
+            plan = plan_launch(call, arena.shape, self._limits, kernel)
             buffer = buffers[arena.rank] if buffers else None
             locations = locate(source, buffer), locate(target, buffer)
             arguments.append(arena.arguments(call, plan, self._timeout, locations))
@@ -78,8 +84,7 @@ class VirtualCall:
     def __init__(self, ranks: VirtualRanks, plan: LaunchPlan, arguments: bytes) -> None:
         self.kernel, self.blocks = plan.kernel, plan.blocks
         self._ranks, self._variant = ranks, plan.variant  # the ranks keep the arenas
-        self._args = ranks.device.allocate(len(arguments), "the arguments of a launch")
-        ranks.device.write(self._args, 0, arguments)
+        self._args = arguments.ljust(lib.RC_VIRTUAL_RANKS * lib.rc_cuda_args_bytes(), b"\0")
         ranks.device.kernel(self._variant)  # loads it
 
     def launch(self, stream: Any) -> None:
