@@ -15,6 +15,7 @@ from ringcomm.types import COLLECTIVES
 __all__ = [
     "FOLDER",
     "LARGE",
+    "LIBRARY",
     "NULL",
     "RECORD",
     "STATUS",
@@ -89,7 +90,7 @@ except ImportError as reason:
     GpuMessage = StartedCall = object  # which have subclasses
     requests_bases = ("RequestHandle", "PendingOperation", "PersistentOperation")
     native_requests = _Missing(reason, **{name: type(name, (), {}) for name in requests_bases})
-    FOLDER = Path(__file__).parent
+    FOLDER, LIBRARY = Path(__file__).parent, ""
 else:
     _fast_path = _module("_fast_path", _library)
     NativeFastPath, StartedCall, GpuMessage = _fast_path.FastPath, _fast_path.StartedCall, _fast_path.GpuMessage
@@ -99,7 +100,8 @@ else:
     native_messages = _module("_messages", _library)
     native_requests = _module("_requests", _library)
     numpy_memory = _module("_shared_arrays", _library)
-    FOLDER = Path(_library).parent  # with the sources of the kernels
+    LIBRARY = str(_library)
+    FOLDER = Path(LIBRARY).parent  # with the sources of the kernels
 
     def _keep(kind: type[BaseException], error: BaseException, traceback: TracebackType) -> None:  # noqa: ARG001
         _interrupt.raised = error

@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 
 import harness
+from cases.on_device import SEGMENTS
 from harness import leftovers, pools
 from harness.rank import folders
 from ringcomm.devices import emulated
@@ -80,6 +81,8 @@ def nothing_is_left_behind():
         messages._spare,
     ):  # by closed communicators, until the process ends
         kept.clear()
+    for address in SEGMENTS:
+        emulated.device.gpu.free(address)
     gc.collect()  # tracebacks of failed calls and their frames may form cycles, which are no leak
     pools.stop_helpers()
     assert not leftovers.left_behind(before)

@@ -460,9 +460,28 @@ int rc_gpus_load(rc_gpus* gpus, const rc_cuda_plan* plan, void* function);
 typedef struct {
     uint64_t begin, bytes, bases, number; /* bases: see rc_cuda_location */
 } rc_gpu_buffer;
+    const uint64_t* addresses; /* the same table, in host memory; NULL: not all ranks have the buffer at once */
 /* The symmetric buffers, in which arrays are found; replaces those of the last call. */
 int rc_gpus_set_buffers(rc_gpus* gpus, const rc_gpu_buffer* buffers, int count);
 enum rc_gpus_mode {
+/* Memory of a GPU that other processes map by a file descriptor, which rc_virtual_descriptor returns: see
+ * bindings/src/cuda/virtual_memory.h. `driver`: the library, `context`: the primary CUcontext of the GPU. */
+int rc_virtual_allocate(const char* driver, void* context, int ordinal, uint64_t bytes, uint64_t* address);
+int rc_virtual_descriptor(uint64_t address, int* descriptor, uint64_t* bytes);
+int rc_virtual_open(const char* driver, void* context, int ordinal, int descriptor, uint64_t bytes, uint64_t* address);
+int rc_virtual_close(uint64_t address); /* what the others have returned */
+
+/* Segments of a GPU, for an allocator of the program: bindings/src/cuda/segments.h. Peers open them as they do other
+ * memory; `by_descriptor` 1: that is virtual. Before rc_segments_open, rc_segment_allocate returns NULL, as without
+ * memory. */
+typedef struct {
+    uint64_t address, bytes;
+} rc_segment;
+int rc_segments_open(const char* driver, void* context, int ordinal, int by_descriptor);
+void* rc_segment_allocate(uint64_t bytes, int ordinal);
+void rc_segment_free(void* segment);
+/* The segment of a GPU that an address is in; of 0 bytes if there is none. */
+int rc_segment_of(uint64_t address, int ordinal, rc_segment* segment);
     RC_GPUS_PLAIN,
     RC_GPUS_FAST, /* RC_UNPREPARED also in a capture, while calls are traced, and unless rc_gpus_allow_fast */
     RC_GPUS_ASYNC /* on the stream of the group, which waits for `stream`; rc_gpus_order lets a stream wait for it */

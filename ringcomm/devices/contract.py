@@ -84,6 +84,7 @@ class Device(Protocol):
     shape: Shape
     message_shape: MessageShape
     blocking: bool  # whether calls return only when they are done, as with NumPy arrays
+    by_descriptor: bool  # whether `export` is by file descriptors, else by cudaIpc
 
     def stream(self) -> CudaStream:
         """Return the current stream of the calling thread."""
@@ -100,6 +101,9 @@ class Device(Protocol):
 
     def allocate(self, size: int, what: str) -> Memory:
         """Return zeroed memory that other processes can open. Raises MemoryShortage, which names `what`."""
+
+    def allocate_ipc(self, size: int, what: str) -> Memory:
+        """The same, for memory that the core exports, always by cudaIpc."""
 
     def allocate_pinned(self, size: int) -> Memory:
         """Return zeroed host memory that kernels access at the same address. Raises MemoryShortage."""

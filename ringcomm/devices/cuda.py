@@ -29,6 +29,7 @@ class CudaDevice(DriverDevice):
 
     def __init__(self, ordinal: int) -> None:
         super().__init__(driver, ordinal, f"cuda:{ordinal}")
+        self.by_descriptor, _ = self.gpu.sharing()
 
     def stream(self) -> Any:
         return cupy.cuda.get_current_stream(self.ordinal)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ringcomm.devices import descriptors
 from ringcomm.devices.contract import CudaStream, KernelVariant, Memory, MessageShape, Shape
 from ringcomm.devices.driver import CudaError, Driver
 from ringcomm.devices.gpu import DeviceMemory, Gpu, Kernels
@@ -75,6 +76,7 @@ class DriverDevice:
     message_shape: MessageShape
     threads: int
     blocking = False
+    by_descriptor = False
 
     def __init__(self, driver: Driver, ordinal: int, name: str) -> None:
         self.name, self.ordinal, self.library = name, ordinal, driver.library
@@ -121,13 +123,18 @@ class DriverDevice:
     # --- Memory -------------------------------------------------------------------------------------------------------
 
     def allocate(self, size: int, what: str) -> DeviceMemory:
+        if self.by_descriptor:
+            return DeviceMemory(self.gpu.allocate_virtual(size, what), descriptors.close)
+        return self.allocate_ipc(size, what)
+
+    def allocate_ipc(self, size: int, what: str) -> DeviceMemory:
         return DeviceMemory(self.gpu.allocate(size, what), self.gpu.free)
 
     def allocate_pinned(self, size: int) -> DeviceMemory:
         return DeviceMemory(self.gpu.allocate_pinned(size), self.gpu.free_pinned)
 
     def export(self, memory: Memory) -> str:
-        return self.gpu.export(memory.address)
+        return self.gpu.export(memory.address, self.by_descriptor)
 
     def open(self, handle: str) -> DeviceMemory:
         return DeviceMemory(self.gpu.open(handle), self.gpu.close)

@@ -9,7 +9,7 @@ A message goes through a slot of the sender's GPU, or in chunks through host mem
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -210,6 +210,15 @@ class RoutingTransport:
 
     def run_on_all(self, name: str, action: Callable[[], Any], timeout: float = -1.0) -> list[Any]:
         self._staged.drain()
+    def share_segments(self, device: Device, addresses: Iterable[int]) -> None:
+        """Make segments of the program's allocator, in which these addresses are, symmetric: see cuda/segments.py.
+
+        Collective if it is the first call on GPUs, which connects them; later calls wait for no rank.
+        """
+        if group := self._connect_gpus(device):
+            group.check_device(device)
+            group.share_segments(addresses)
+
         return self._host.run_on_all(name, action, timeout)
 
     def recorded(self, call: str) -> AbstractContextManager[None]:

@@ -33,7 +33,7 @@ class Options(Protocol):
 class Capabilities:
     """The names, devices and features of a group.
 
-    torch allocates no memory from the backend, and makes new groups from the start rather than by splitting.
+    torch makes new groups from the start rather than by splitting.
     """
 
     supports_splitting = supports_coalescing = supports_shrinking = supports_time_estimate = False
@@ -86,9 +86,6 @@ class Capabilities:
         if kind not in _devices():
             raise RuntimeError(f"the backend {NAME} serves {' and '.join(_devices())}, not the device type {kind}")
         return self
-
-    def supports_tensor_alloc(self, _: torch.device) -> bool:
-        return False
 
     def _has_hooks(self) -> bool:
         return False

@@ -6,6 +6,7 @@ failures.
 """
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -206,7 +207,7 @@ class CudaGroup:
         with suppress(RingcommError):  # it has failed
             check(lib.rc_gpus_end_calls(self.handle, captured, raised))  # of other threads
         if captured[0]:  # a graph may still be replayed
-            keep([self._arena, self.handle, *buffers])
+            keep([self._arena, self.handle, self._buffers, *buffers])
         mapped = [self._arena.memory, *(buffer.memory for buffer in buffers)]  # by peers
         size = self._arena.size + sum(buffer.size for buffer in buffers)
         owner = f"rank {self._host.rank} keeps {size} bytes of {self.device.name}"
@@ -215,6 +216,11 @@ class CudaGroup:
             if not captured[0]:
                 self._arena.opened.clear()
                 self._buffers.close()
+    def share_segments(self, addresses: Iterable[int]) -> None:
+        """Make the segments in which these addresses are symmetric, as soon as all ranks have shared theirs."""
+        self.check()
+        self._buffers.segments.share(addresses)
+
         except (RingcommError, RuntimeError):
             keep(mapped)  # the group has failed, and that has been said
             self._channel.close()
