@@ -197,6 +197,10 @@ class Config:
             128 KiB of eager messages), the kernel copies blocks of at least this size directly from the memory of the
             sending process (cross-memory attach). None, the default: only blocks of at least 2 MiB in huge pages
             (messages: 8 MiB, or 256 KiB where ranks share cores), since otherwise two copies are faster.
+        copy_engine_bytes: The copy engines of the GPUs do an all_gather, all_to_all or broadcast of at least this size
+            (of the larger array), and no multiprocessor is taken from the program. What they read must lie at one place
+            of a buffer from `Communicator.empty` on all ranks, else MismatchError; calls on an array in none, or in a
+            CUDA graph, take kernels. None, the default: never. Not measured yet.
         oversubscribed: Whether ranks outnumber cores: then waiting ranks yield early. None, the default: detected at
             connect.
         transport: The transport that connects the ranks, the same on all of them: "shm" on one machine, "mpi" between
@@ -231,6 +235,7 @@ class Config:
     nontemporal_bytes: int | None = _setting("nontemporal_bytes", None, int, _whole(1))
     direct_bytes: int = _setting("direct_bytes", 16 << 10, int, _whole(1))
     cma_bytes: int | None = _setting("cma_bytes", None, int, _whole(1))
+    copy_engine_bytes: int | None = _setting("copy_engine_bytes", None, int, _whole(1))
     oversubscribed: bool | None = _setting("oversubscribed", None, {"0": False, "1": True}.__getitem__, _flag)
     transport: str | None = _setting("transport", None, str, _name)
     algorithm: str | None = _setting("algorithm", None, str, _name)

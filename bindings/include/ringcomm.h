@@ -68,6 +68,7 @@ typedef struct {
     uint64_t direct_bytes;      /* symmetric buffers, or the ranks are threads: accessed directly from this size on */
     uint64_t cma_bytes;         /* blocks of at least this size are copied by CMA */
     uint64_t cma_huge_bytes;    /* the same for blocks in huge pages */
+    uint64_t copy_engine_bytes; /* on GPUs copy engines move arrays of at least this size; 0: never; cuda/copies.cpp */
     double timeout;             /* seconds a call may take, unless the call says otherwise */
     uint64_t wake_ns;           /* what a sleeping rank takes to wake up; 0: unknown */
     int32_t oversubscribed;     /* more ranks than cores: waiting ranks give the core away early */
@@ -459,11 +460,10 @@ int rc_gpus_plan(rc_gpus* gpus, int collective, const rc_call* call, rc_cuda_pla
 int rc_gpus_load(rc_gpus* gpus, const rc_cuda_plan* plan, void* function);
 typedef struct {
     uint64_t begin, bytes, bases, number; /* bases: see rc_cuda_location */
-} rc_gpu_buffer;
     const uint64_t* addresses; /* the same table, in host memory; NULL: not all ranks have the buffer at once */
+} rc_gpu_buffer;
 /* The symmetric buffers, in which arrays are found; replaces those of the last call. */
 int rc_gpus_set_buffers(rc_gpus* gpus, const rc_gpu_buffer* buffers, int count);
-enum rc_gpus_mode {
 /* Memory of a GPU that other processes map by a file descriptor, which rc_virtual_descriptor returns: see
  * bindings/src/cuda/virtual_memory.h. `driver`: the library, `context`: the primary CUcontext of the GPU. */
 int rc_virtual_allocate(const char* driver, void* context, int ordinal, uint64_t bytes, uint64_t* address);
@@ -482,6 +482,7 @@ void* rc_segment_allocate(uint64_t bytes, int ordinal);
 void rc_segment_free(void* segment);
 /* The segment of a GPU that an address is in; of 0 bytes if there is none. */
 int rc_segment_of(uint64_t address, int ordinal, rc_segment* segment);
+enum rc_gpus_mode {
     RC_GPUS_PLAIN,
     RC_GPUS_FAST, /* RC_UNPREPARED also in a capture, while calls are traced, and unless rc_gpus_allow_fast */
     RC_GPUS_ASYNC /* on the stream of the group, which waits for `stream`; rc_gpus_order lets a stream wait for it */
