@@ -491,6 +491,18 @@ enum rc_gpus_mode {
  * failure in rc_cuda_control has not been handled. A negative timeout is that of the communicator. */
 int rc_gpus_call(rc_gpus* gpus, int collective, const rc_call* call, void* stream, double timeout, int mode,
                  uint64_t* number);
+/* The same for an all_reduce whose result is added to a residual and normalized by rows: kernels/cuda/rms_norm.cuh.
+ * Rows are at most rc_cuda_shape.stage_bytes, a multiple of 16, as all addresses are; its kernel is that of
+ * rc_cuda_plan_of for one_shot. */
+typedef struct {
+    const void* residual;
+    const void* weight;
+    void* output;
+    uint64_t width; /* elements of a row */
+    float epsilon;
+} rc_rms_norm;
+int rc_gpus_rms_norm(rc_gpus* gpus, const rc_call* call, const rc_rms_norm* norm, void* stream, double timeout,
+                     int mode, uint64_t* number);
 int rc_gpus_allow_fast(rc_gpus* gpus, int allowed); /* 0: Python has a failure to raise */
 int rc_gpus_order(rc_gpus* gpus, uint64_t number, void* stream);
 /* Whether a stream is being captured: 0 or 1. */

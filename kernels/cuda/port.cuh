@@ -6,6 +6,7 @@
 //   block_any(ctx, mine), block_all         a barrier of the block; whether `mine` holds for any or all of its threads
 //   block_sync(ctx)                         the barrier alone
 //   block_or(ctx, mine)                     a barrier; the bits that any of its threads has set
+//   block_sum(ctx, mine)                    two barriers; the sum over its threads, in one order
 //   block_words(ctx)                        32 words that the threads of a block share; undefined at first
 //   load_acquire, store_release             64-bit flags that order other memory, for all ranks (system scope)
 //   load_relaxed, store_relaxed             32 and 64-bit words without order
@@ -13,6 +14,7 @@
 //   claim(word)                             true for the first thread of the rank that calls it
 //   last_of(word, n)                        true for the last of n callers, after all that they did; zeroes the word
 //   load16, store16                         one access of 16 bytes, which must be aligned
+//   square_root(x)                          of a float, rounded to nearest
 //   now_ns, pause(spins)                    a clock; the pause between two loads of a flag
 //
 // RC_DEVICE is inlined. RC_NOINLINE is not: loops over memory get registers of their own that way, and spill none.

@@ -19,7 +19,7 @@ from ringcomm.devices.contract import Device, Pointer
 from ringcomm.errors import ArgumentError, RingcommError, describe_error, raise_first_failure, refuse
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.contract import CollectiveCall, Fused, LocalTransport, Pending, TransferCall, Transport
-from ringcomm.transports.cuda.group import CudaGroup, Unreachable
+from ringcomm.transports.cuda.group import CudaGroup, RmsNorm, Unreachable
 from ringcomm.transports.cuda.messages import GpuMessages
 from ringcomm.transports.staged_calls import StagedCalls
 from ringcomm.types import COLLECTIVES, DTYPES
@@ -89,6 +89,16 @@ class RoutingTransport:
             call = call._replace(source=source, target=target)
             return self._staged.call(device, name, call, timeout, async_op) or _Done()
         return group.call(device, name, on_gpu, timeout, awaited=async_op or device.blocking, async_op=async_op)
+
+    def all_reduce_rms_norm(self, device: Device, call: CollectiveCall, norm: RmsNorm) -> bool:
+        """Do an all_reduce on GPUs and what follows it in one launch. False: it cannot be one; nothing was done."""
+        group = self._connect_gpus(device)
+        if group is None or not group.can_normalize(call, norm.width):
+            return False
+        launched = group.call(device, "all_reduce", call, -1.0, awaited=device.blocking, async_op=False, norm=norm)
+        if device.blocking:
+            launched.wait(-1.0)
+        return True
 
     def _connect_gpus(self, device: Device) -> CudaGroup | None:
         """Return the GPUs of the group; None if some cannot access each other."""
@@ -200,6 +210,15 @@ class RoutingTransport:
         )
         return memory
 
+    def share_segments(self, device: Device, addresses: Iterable[int]) -> None:
+        """Make segments of the program's allocator, in which these addresses are, symmetric: see cuda/segments.py.
+
+        Collective if it is the first call on GPUs, which connects them; later calls wait for no rank.
+        """
+        if group := self._connect_gpus(device):
+            group.check_device(device)
+            group.share_segments(addresses)
+
     def split(self, color: int | None, key: int) -> Transport | None:
         self._staged.drain()
         return self._host.split(color, key)  # a new communicator routes again
@@ -210,15 +229,6 @@ class RoutingTransport:
 
     def run_on_all(self, name: str, action: Callable[[], Any], timeout: float = -1.0) -> list[Any]:
         self._staged.drain()
-    def share_segments(self, device: Device, addresses: Iterable[int]) -> None:
-        """Make segments of the program's allocator, in which these addresses are, symmetric: see cuda/segments.py.
-
-        Collective if it is the first call on GPUs, which connects them; later calls wait for no rank.
-        """
-        if group := self._connect_gpus(device):
-            group.check_device(device)
-            group.share_segments(addresses)
-
         return self._host.run_on_all(name, action, timeout)
 
     def recorded(self, call: str) -> AbstractContextManager[None]:

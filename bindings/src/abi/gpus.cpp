@@ -142,6 +142,37 @@ int rc_gpus_call(rc_gpus* gpus, int collective, const rc_call* arguments, void* 
     });
 }
 
+int rc_gpus_rms_norm(rc_gpus* gpus, const rc_call* arguments, const rc_rms_norm* norm, void* stream, double timeout,
+                     int mode, uint64_t* number) {
+    return enter(gpus, [&](PeerGroup& host) {
+        reject_in_signal_handler(host);
+        check_range("mode", mode, RC_GPUS_PLAIN, RC_GPUS_ASYNC);
+        check_pointer("norm", norm);
+        check_pointer("norm.residual", norm->residual);
+        check_pointer("norm.weight", norm->weight);
+        check_pointer("norm.output", norm->output);
+        const CallRecord call = checked(host, RC_ALL_REDUCE, arguments, timeout);
+        if (call.op != RC_SUM || (call.dtype != RC_FLOAT16 && call.dtype != RC_BFLOAT16 && call.dtype != RC_FLOAT32))
+            reject("dtype: expected a sum of float16, bfloat16 or float32");
+        const uint64_t most = gpus->group.shape().stage_bytes / call.item, pack = cuda::PACK / call.item;
+        if (!norm->width || norm->width > most || norm->width % pack || call.count % norm->width) {
+            rejectf("norm.width: expected a divisor of the count that is a multiple of %d and at most %d", int(pack),
+                    int(most));
+        }
+        for (const void* each : {static_cast<const void*>(call.source), static_cast<const void*>(call.target),
+                                 norm->residual, norm->weight, static_cast<const void*>(norm->output)}) {
+            if (reinterpret_cast<uint64_t>(each) % cuda::PACK)
+                reject("norm: expected addresses that are multiples of 16");
+        }
+        host.ensure_ready();
+        const cuda::RmsNorm given{static_cast<const cuda::byte*>(norm->residual),
+                                  static_cast<const cuda::byte*>(norm->weight), static_cast<cuda::byte*>(norm->output),
+                                  norm->width, norm->epsilon};
+        const uint64_t made = gpus->group.call(host, call, static_cast<CUstream>(stream), rc_gpus_mode(mode), given);
+        if (number) *number = made;
+    });
+}
+
 int rc_gpus_allow_fast(rc_gpus* gpus, int allowed) {
     return enter(gpus, [&](PeerGroup&) { gpus->group.allow_fast(allowed); });
 }

@@ -44,8 +44,9 @@ void GpuGroup::set_buffers(std::vector<rc_gpu_buffer> buffers) {
     buffers_ = std::move(buffers);
 }
 
-uint64_t GpuGroup::call(PeerGroup& host, const CallRecord& call, CUstream stream, rc_gpus_mode mode) {
-    const LaunchPlan plan = plan_launch(call, host.size, shape());
+uint64_t GpuGroup::call(PeerGroup& host, const CallRecord& call, CUstream stream, rc_gpus_mode mode,
+                        const cuda::RmsNorm& norm) {
+    const LaunchPlan plan = plan_for(call, host.size, norm);
     if (!is_loaded(plan)) throw Failure(RC_UNPREPARED, "the kernel of this call is not loaded");
     if (failed()) throw Failure(RC_UNPREPARED, "the failure of a kernel has not been handled");
     if (mode == RC_GPUS_FAST && (!fast_allowed_.load(std::memory_order_relaxed) || host.trace())) {
@@ -54,6 +55,7 @@ uint64_t GpuGroup::call(PeerGroup& host, const CallRecord& call, CUstream stream
     const std::lock_guard lock(launching_);
     if (closed_.load()) throw Failure(RC_CLOSED, "this communicator is closed", host.rank);
     const CurrentContext current(driver_, context_);
+    args_.norm = norm;
     const uint64_t capture = streams_->capture_of(stream);
     if (!capture) {
         await_room(host);
@@ -64,6 +66,13 @@ uint64_t GpuGroup::call(PeerGroup& host, const CallRecord& call, CUstream stream
     }
     if (mode == RC_GPUS_FAST) throw Failure(RC_UNPREPARED, "the call is captured");  // who calls keeps the stream alive
     return capture_launch(host, call, plan, stream, capture, mode == RC_GPUS_ASYNC);
+}
+
+LaunchPlan GpuGroup::plan_for(const CallRecord& call, int size, const cuda::RmsNorm& norm) const {
+    if (!norm.output) return plan_launch(call, size, shape());
+    LaunchPlan plan = plan_launch(call, size, shape(), cuda::ONE_SHOT);
+    plan.blocks = int(std::clamp<uint64_t>(call.count / norm.width, 1, shape().channels));
+    return plan;
 }
 
 uint64_t GpuGroup::launch(PeerGroup& host, const CallRecord& call, const LaunchPlan& plan, CUstream stream,

@@ -51,7 +51,9 @@ public:
 
     // Launches a call, whose arguments have been checked, and returns its number. Throws RC_UNPREPARED if the kernel is
     // not loaded, or a failure has not been handled: then nothing was launched. `host` connects the same ranks.
-    uint64_t call(PeerGroup& host, const CallRecord& call, CUstream stream, rc_gpus_mode mode);
+    // `norm`: of an all_reduce, what follows it in the same launch; otherwise empty.
+    uint64_t call(PeerGroup& host, const CallRecord& call, CUstream stream, rc_gpus_mode mode,
+                  const cuda::RmsNorm& norm = {});
     bool capturing(CUstream stream);
     // Lets later calls throw RC_CLOSED. Returns whether a graph has captured some.
     bool end_calls();
@@ -87,6 +89,7 @@ private:
         return static_cast<CUfunction>(functions_[plan.kernel][plan.dtype][plan.op].load(std::memory_order_acquire));
     }
     uint64_t launch(PeerGroup& host, const CallRecord& call, const LaunchPlan& plan, CUstream stream, bool async);
+    LaunchPlan plan_for(const CallRecord& call, int size, const cuda::RmsNorm& norm) const;
     uint64_t capture_launch(PeerGroup& host, const CallRecord& call, const LaunchPlan& plan, CUstream stream,
                             uint64_t capture, bool async);
     CopySource copy_source(const PeerGroup& host, const CallRecord& call, const LaunchPlan& plan) const;
