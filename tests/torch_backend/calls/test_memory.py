@@ -6,6 +6,7 @@ torch.empty in it.
 
 import ctypes
 import datetime
+import gc
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from device_tensors import DeviceTensor
+from device_tensors import DeviceTensor, on_device
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as fsdp
 
 import ringcomm.torch
@@ -128,6 +129,22 @@ def test_a_pool_of_the_program_is_registered_as_with_nccl(group):
     backend.register_mem_pool(pool)
     assert is_symmetric(group, x)
     backend.deregister_mem_pool(pool)
+
+
+def test_a_tensor_over_an_array_of_empty_is_symmetric_and_keeps_the_buffer(group):
+    x = group.comm.empty(100, "float32", device="emulated")
+    tensor = on_device(torch.from_dlpack(x))
+    (buffer,) = group.comm._transport._group._buffers.own()
+    assert buffer.memory.address == tensor.data_ptr()  # by which the core finds it
+    del x
+    gc.collect()
+    assert buffer.used
+    dist.all_reduce(tensor.fill_(2))
+    emulated.device.stream().synchronize()
+    assert torch.Tensor(tensor).sum() == 200
+    del tensor
+    gc.collect()
+    assert not buffer.used
 
 
 def test_memory_that_cannot_be_symmetric_is_refused(group, monkeypatch):
