@@ -12,7 +12,16 @@ from typing import Any, Self, TypeVar, cast
 from ringcomm.errors import ArgumentError, integer, refuse, unknown
 from ringcomm.machine import files, tuning
 
-__all__ = ["Config", "cache_folder", "dump_folder", "is_torch_default", "job_secret", "trace_folder", "tuning_file"]
+__all__ = [
+    "Config",
+    "cache_folder",
+    "dump_folder",
+    "has_expandable_segments",
+    "is_torch_default",
+    "job_secret",
+    "trace_folder",
+    "tuning_file",
+]
 
 T = TypeVar("T")
 PREFIX = "RINGCOMM_"
@@ -106,6 +115,12 @@ def tuning_file() -> Path | None:
     return Path(folder, "ringcomm", "tuning.json")
 
 
+def has_expandable_segments() -> bool:
+    """Return whether torch is told to allocate segments of a GPU that grow."""
+    variables = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+    return any("expandable_segments:true" in os.environ.get(name, "").lower() for name in variables)
+
+
 def trace_folder() -> str:
     """Return the folder in which every communicator of this process records its calls; "" for none."""
     return os.environ.get(TRACE, "")
@@ -178,6 +193,10 @@ class Config:
             128 KiB of eager messages), the kernel copies blocks of at least this size directly from the memory of the
             sending process (cross-memory attach). None, the default: only blocks of at least 2 MiB in huge pages
             (messages: 8 MiB, or 256 KiB where ranks share cores), since otherwise two copies are faster.
+        copy_engine_bytes: The copy engines of the GPUs do an all_gather, all_to_all or broadcast of at least this size
+            (of the larger array), and no multiprocessor is taken from the program. What they read must lie at one place
+            of a buffer from `Communicator.empty` on all ranks, else MismatchError; calls on an array in none, or in a
+            CUDA graph, take kernels. None, the default: never. Not measured yet.
         oversubscribed: Whether ranks outnumber cores: then waiting ranks yield early. None, the default: detected at
             connect.
         transport: The transport that connects the ranks, the same on all of them: "shm" on one machine, "mpi" between
@@ -212,6 +231,7 @@ class Config:
     nontemporal_bytes: int | None = _setting("nontemporal_bytes", None, int, _whole(1))
     direct_bytes: int = _setting("direct_bytes", 16 << 10, int, _whole(1))
     cma_bytes: int | None = _setting("cma_bytes", None, int, _whole(1))
+    copy_engine_bytes: int | None = _setting("copy_engine_bytes", None, int, _whole(1))
     oversubscribed: bool | None = _setting("oversubscribed", None, {"0": False, "1": True}.__getitem__, _flag)
     transport: str | None = _setting("transport", None, str, _name)
     algorithm: str | None = _setting("algorithm", None, str, _name)

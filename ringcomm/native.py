@@ -15,6 +15,7 @@ from ringcomm.types import COLLECTIVES
 __all__ = [
     "FOLDER",
     "LARGE",
+    "LIBRARY",
     "NULL",
     "RECORD",
     "STATUS",
@@ -71,10 +72,11 @@ try:
 except ImportError as reason:
     bases = ("StartedCall", "GpuMessage", "RequestHandle", "PendingOperation", "PersistentOperation")
     ffi = lib = extension = _Missing(reason, **{name: type(name, (), {}) for name in bases})
-    FOLDER = Path(__file__).parent
+    FOLDER, LIBRARY = Path(__file__).parent, ""
 else:
     extension = _load_extension(_library)
-    FOLDER = Path(_library).parent  # with the sources of the kernels
+    LIBRARY = str(_library)
+    FOLDER = Path(LIBRARY).parent  # with the sources of the kernels
 
     def _keep(kind: type[BaseException], error: BaseException, traceback: TracebackType) -> None:  # noqa: ARG001
         _interrupt.raised = error

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import harness
+from cases.on_device import SEGMENTS
 from harness import leftovers, pools
 from harness.rank import folders
 from ringcomm.devices import emulated
@@ -91,6 +92,8 @@ def nothing_is_left_behind():
         messages._spare,
     ):  # by closed communicators, until the process ends
         kept.clear()
+    for address in SEGMENTS:
+        emulated.device.gpu.free(address)
     gc.collect()  # tracebacks of failed calls and their frames may form cycles, which are no leak
     pools.stop_helpers()
     assert not leftovers.left_behind(before)

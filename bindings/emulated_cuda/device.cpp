@@ -199,6 +199,7 @@ RC_EXPORT CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute
             case CU_DEVICE_ATTRIBUTE_WARP_SIZE:  // a block of one thread is allowed
             case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:
             case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
+            case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
             case CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH: *value = 1; break;
             default: return CUDA_ERROR_INVALID_VALUE;
         }

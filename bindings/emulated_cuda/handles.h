@@ -6,6 +6,7 @@
 #include <mutex>
 #include <system_error>
 #include <unordered_map>
+#include <vector>
 
 #include "bindings/emulated_cuda/functions.h"
 
@@ -36,6 +37,13 @@ public:
         const std::lock_guard lock(mutex_);
         auto node = objects_.extract(handle);
         return node ? std::move(node.mapped()) : nullptr;
+    }
+
+    std::vector<std::shared_ptr<Object>> all() {
+        const std::lock_guard lock(mutex_);
+        std::vector<std::shared_ptr<Object>> all;
+        for (const auto& [handle, object] : objects_) all.push_back(object);
+        return all;
     }
 
 private:

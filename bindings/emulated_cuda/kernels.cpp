@@ -19,6 +19,8 @@ struct Functions {
     void (*open)(const Args&, const Pack&, void* wide, bool input);
     void (*combine)(const Args&, void* acc, const void* wide);
     Pack (*close)(const Args&, const void* wide, bool output);
+    double (*squares)(const Args&, const Pack&);
+    Pack (*scaled)(const Args&, const Pack&, float scale, const Pack& weight);
 };
 
 template <class Math>
@@ -34,6 +36,10 @@ constexpr Functions functions_of{
     [](const Args& args, const void* wide, bool output) {
         const auto& acc = *static_cast<const typename Math::Wide*>(wide);
         return output ? Math(args).output(acc) : Math(args).narrow(acc);
+    },
+    [](const Args& args, const Pack& pack) { return Math(args).squares(pack); },
+    [](const Args& args, const Pack& pack, float scale, const Pack& weight) {
+        return Math(args).scaled(pack, scale, weight);
     },
 };
 
@@ -73,6 +79,10 @@ public:
     void combine(Wide& acc, const Wide& wide) const { functions_.combine(args_, &acc, &wide); }
     Pack narrow(const Wide& wide) const { return functions_.close(args_, &wide, false); }
     Pack output(const Wide& wide) const { return functions_.close(args_, &wide, true); }
+    double squares(const Pack& pack) const { return functions_.squares(args_, pack); }
+    Pack scaled(const Pack& pack, float scale, const Pack& weight) const {
+        return functions_.scaled(args_, pack, scale, weight);
+    }
 
 private:
     static const Functions& of(const Args& args) { return table.of[args.dtype][args.op]; }

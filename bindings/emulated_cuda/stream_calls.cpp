@@ -75,6 +75,17 @@ RC_EXPORT CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
     });
 }
 
+// The streams of other threads that are per thread are not among them.
+RC_EXPORT CUresult cuCtxSynchronize() {
+    return entered(CONTEXT, [&] {
+        if (const CUresult unsafe = check_unsafe_call()) return unsafe;
+        for (const CUstream own : {STREAM_LEGACY, STREAM_PER_THREAD}) find_stream(own)->synchronize();
+        for (const auto& stream : streams().all())
+            if (!stream->capturing) stream->synchronize();
+        return settings.failed.load();
+    });
+}
+
 RC_EXPORT CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned flags, int) {
     return entered(CONTEXT, [&] {
         if (!stream || flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;

@@ -68,6 +68,7 @@ typedef struct {
     uint64_t direct_bytes;      /* symmetric buffers, or the ranks are threads: accessed directly from this size on */
     uint64_t cma_bytes;         /* blocks of at least this size are copied by CMA */
     uint64_t cma_huge_bytes;    /* the same for blocks in huge pages */
+    uint64_t copy_engine_bytes; /* on GPUs copy engines move arrays of at least this size; 0: never; cuda/copies.cpp */
     double timeout;             /* seconds a call may take, unless the call says otherwise */
     uint64_t wake_ns;           /* what a sleeping rank takes to wake up; 0: unknown */
     int32_t oversubscribed;     /* more ranks than cores: waiting ranks give the core away early */
@@ -472,9 +473,28 @@ int rc_gpus_plan(rc_gpus* gpus, int collective, const rc_call* call, rc_cuda_pla
 int rc_gpus_load(rc_gpus* gpus, const rc_cuda_plan* plan, void* function);
 typedef struct {
     uint64_t begin, bytes, bases, number, multicast; /* bases, multicast: see rc_cuda_location */
+    const uint64_t* addresses; /* the same table, in host memory; NULL: not all ranks have the buffer at once */
 } rc_gpu_buffer;
 /* The symmetric buffers, in which arrays are found; replaces those of the last call. */
 int rc_gpus_set_buffers(rc_gpus* gpus, const rc_gpu_buffer* buffers, int count);
+/* Memory of a GPU that other processes map by a file descriptor, which rc_virtual_descriptor returns: see
+ * bindings/src/cuda/virtual_memory.h. `driver`: the library, `context`: the primary CUcontext of the GPU. */
+int rc_virtual_allocate(const char* driver, void* context, int ordinal, uint64_t bytes, uint64_t* address);
+int rc_virtual_descriptor(uint64_t address, int* descriptor, uint64_t* bytes);
+int rc_virtual_open(const char* driver, void* context, int ordinal, int descriptor, uint64_t bytes, uint64_t* address);
+int rc_virtual_close(uint64_t address); /* what the others have returned */
+
+/* Segments of a GPU, for an allocator of the program: bindings/src/cuda/segments.h. Peers open them as they do other
+ * memory; `by_descriptor` 1: that is virtual. Before rc_segments_open, rc_segment_allocate returns NULL, as without
+ * memory. */
+typedef struct {
+    uint64_t address, bytes;
+} rc_segment;
+int rc_segments_open(const char* driver, void* context, int ordinal, int by_descriptor);
+void* rc_segment_allocate(uint64_t bytes, int ordinal);
+void rc_segment_free(void* segment);
+/* The segment of a GPU that an address is in; of 0 bytes if there is none. */
+int rc_segment_of(uint64_t address, int ordinal, rc_segment* segment);
 enum rc_gpus_mode {
     RC_GPUS_PLAIN,
     RC_GPUS_FAST, /* RC_UNPREPARED also in a capture, while calls are traced, and unless rc_gpus_allow_fast */
@@ -484,6 +504,18 @@ enum rc_gpus_mode {
  * failure in rc_cuda_control has not been handled. A negative timeout is that of the communicator. */
 int rc_gpus_call(rc_gpus* gpus, int collective, const rc_call* call, void* stream, double timeout, int mode,
                  uint64_t* number);
+/* The same for an all_reduce whose result is added to a residual and normalized by rows: kernels/cuda/rms_norm.cuh.
+ * Rows are at most rc_cuda_shape.stage_bytes, a multiple of 16, as all addresses are; its kernel is that of
+ * rc_cuda_plan_of for one_shot. */
+typedef struct {
+    const void* residual;
+    const void* weight;
+    void* output;
+    uint64_t width; /* elements of a row */
+    float epsilon;
+} rc_rms_norm;
+int rc_gpus_rms_norm(rc_gpus* gpus, const rc_call* call, const rc_rms_norm* norm, void* stream, double timeout,
+                     int mode, uint64_t* number);
 int rc_gpus_allow_fast(rc_gpus* gpus, int allowed); /* 0: Python has a failure to raise */
 int rc_gpus_order(rc_gpus* gpus, uint64_t number, void* stream);
 /* Whether a stream is being captured: 0 or 1. */

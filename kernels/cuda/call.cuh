@@ -51,6 +51,15 @@ struct Location {
     RC_DEVICE byte* at(int rank) const { return bases[rank] + offset; }
 };
 
+// What an all_reduce is followed by (rms_norm.cuh). Device memory; `output` null: by nothing.
+struct RmsNorm {
+    const byte* residual;
+    const byte* weight;
+    byte* output;
+    uint64_t width;  // elements of a row
+    float epsilon;
+};
+
 // The arguments of every kernel. `kernel`, `dtype`, `op`, `root`, `factor`, the lengths and the number of blocks must
 // be the same on all ranks, else the call is a mismatch.
 struct Args {
@@ -66,6 +75,7 @@ struct Args {
     int32_t rank, kernel, dtype, op, root;
     uint64_t count;  // elements of the array, or of one block
     double factor;
+    RmsNorm norm;
 };
 
 constexpr uint64_t LL_CLEAN_PERIOD = 1 << 30;  // epochs after which the lines of LL are zeroed

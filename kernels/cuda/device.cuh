@@ -28,6 +28,19 @@ RC_DEVICE uint32_t block_or(const Ctx& ctx, uint32_t mine) {
     return result;
 }
 
+RC_DEVICE double block_sum(const Ctx& ctx, double mine) {
+    __shared__ double sums[WARP];
+    for (int d = WARP / 2; d; d /= 2) mine += __shfl_xor_sync(0xffffffff, mine, d);
+    if (ctx.thread % WARP == 0) sums[ctx.thread / WARP] = mine;
+    __syncthreads();
+    double sum = 0;
+    for (int w = 0; w < ctx.threads / WARP; ++w) sum += sums[w];
+    __syncthreads();
+    return sum;
+}
+
+RC_DEVICE float square_root(float x) { return __fsqrt_rn(x); }
+
 RC_DEVICE uint32_t* block_words(const Ctx&) {
     __shared__ uint32_t words[32];
     return words;

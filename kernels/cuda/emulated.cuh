@@ -9,7 +9,9 @@
 #include <cmath>
 #include <condition_variable>
 #include <mutex>
+#include <numeric>
 #include <thread>
+#include <vector>
 
 #define RC_DEVICE inline
 #define RC_NOINLINE inline
@@ -28,7 +30,7 @@ constexpr int weakened = 0;
 // The barrier of one block. It needs no deadline: every wait for another rank has one, and no thread leaves alone.
 class BlockBarrier {
 public:
-    explicit BlockBarrier(int threads) : threads_(threads) {}
+    explicit BlockBarrier(int threads) : sums(threads), threads_(threads) {}
 
     // The bits that any of its threads has set.
     uint32_t combine(uint32_t mine) {
@@ -47,7 +49,8 @@ public:
         return result_;
     }
 
-    uint32_t words[32];  // of the block
+    uint32_t words[32];        // of the block
+    std::vector<double> sums;  // one of each thread
 
 private:
     const int threads_;
@@ -77,6 +80,15 @@ inline void maybe_yield() {
 
 inline uint32_t block_or(const Ctx& ctx, uint32_t mine) { return ctx.barrier->combine(mine); }
 inline bool block_any(const Ctx& ctx, bool mine) { return block_or(ctx, mine); }
+inline double block_sum(const Ctx& ctx, double mine) {
+    std::vector<double>& sums = ctx.barrier->sums;
+    sums[ctx.thread] = mine;
+    block_or(ctx, 0);
+    const double sum = std::accumulate(sums.begin(), sums.end(), 0.0);
+    block_or(ctx, 0);
+    return sum;
+}
+inline float square_root(float x) { return std::sqrt(x); }
 inline uint32_t* block_words(const Ctx& ctx) { return ctx.barrier->words; }
 
 template <class Word>

@@ -18,7 +18,7 @@ enum Kernel {
 template <int kernel, class Math>
 RC_DEVICE void carry_out(Call& call, const Math& math) {
     if constexpr (kernel == BARRIER) {
-        if (call.start(0)) call.end();
+        if (call.start(call.args.count)) call.end();
     }
     if constexpr (kernel == RING_ALL_REDUCE) ring_all_reduce(call, math);
     if constexpr (kernel == RING_REDUCE_SCATTER) ring_reduce_scatter(call, math);

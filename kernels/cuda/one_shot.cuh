@@ -8,15 +8,16 @@
 #include "partition.cuh"
 #include "peers.cuh"
 #include "reduce.cuh"
+#include "rms_norm.cuh"
 
 namespace ringcomm::cuda {
 
-// `part(p)`: the range of the input that rank p reduces, at most `longest` bytes. `agreed`: what all ranks must agree
-// on.
-template <class Math, class Part>
-RC_DEVICE void one_shot(Call& call, const Math& math, uint64_t agreed, uint64_t longest, Part part) {
-    const uint32_t chunk = call.mine.layout.shape.stage_bytes;
-    Range mine = channel_part(call.ctx, longest);
+// `part(p)`: the range of the input that rank p reduces; of all of them this channel moves `mine`, at most `chunk`
+// bytes at once. `agreed`: what all ranks must agree on. `finish(range)`: what follows where a range has been reduced.
+template <class Math, class Part, class Finish>
+RC_DEVICE void one_shot(Call& call, const Math& math, uint64_t agreed, Range mine, uint64_t chunk, Part part,
+                        Finish finish) {
+    const uint32_t stride = call.mine.layout.shape.stage_bytes;
     do {  // once even without data: every rank must start the call
         const auto piece = [&](int p) { return part(p).part(mine.begin, minimum(mine.end, mine.begin + chunk)); };
         call.next_epoch();
@@ -27,15 +28,37 @@ RC_DEVICE void one_shot(Call& call, const Math& math, uint64_t agreed, uint64_t 
         call.signal_start(agreed);
         if (!call.await_start(agreed)) return;
         const Range own = piece(call.me);
-        const Operands all{call.args.input + own.begin, call.me, call.mine.stage(call.epoch, 0), chunk, call.n, true};
+        const Operands all{call.args.input + own.begin, call.me, call.mine.stage(call.epoch, 0), stride, call.n, true};
         reduce(call.ctx, math, all, Results{call.args.output + mine.begin, nullptr, true}, own.bytes());
+        finish(own);
         mine.begin += chunk;
     } while (mine.begin < mine.end);
     call.end();
 }
 
+template <class Math, class Part>
+RC_DEVICE void one_shot(Call& call, const Math& math, uint64_t agreed, uint64_t longest, Part part) {
+    const uint32_t chunk = call.mine.layout.shape.stage_bytes;
+    one_shot(call, math, agreed, channel_part(call.ctx, longest), chunk, part, [](Range) {});
+}
+
+// Each channel has whole rows.
+template <class Math>
+RC_DEVICE void one_shot_rms_norm(Call& call, const Math& math) {
+    const RmsNorm& norm = call.args.norm;
+    const uint64_t row = norm.width * math.item, rows = call.args.count / norm.width;
+    const uint64_t each = divide_up(rows, call.ctx.blocks) * row,
+                   chunk = call.mine.layout.shape.stage_bytes / row * row;
+    const Range all{0, rows * row};
+    const uint64_t agreed = mix(mix(call.args.count, norm.width), bits_as<uint32_t>(norm.epsilon));
+    one_shot(
+        call, math, agreed, all.part(call.ctx.block * each, (call.ctx.block + 1) * each), chunk,
+        [&](int) { return all; }, [&](Range range) { rms_norm(call.ctx, math, norm, call.args.output, range); });
+}
+
 template <class Math>
 RC_DEVICE void one_shot_all_reduce(Call& call, const Math& math) {
+    if (call.args.norm.output) return one_shot_rms_norm(call, math);
     const Range all{0, call.args.count * math.item};
     one_shot(call, math, call.args.count, all.bytes(), [&](int) { return all; });
 }

@@ -119,6 +119,25 @@ struct Arithmetic {
         }
     }
 
+    // Of numbers that are accumulated in float32 (rms_norm.cuh).
+    RC_DEVICE double squares(const Pack& pack) const {
+        double sum = 0;
+        if constexpr (sizeof(Wide) == lanes * sizeof(float) && Type::kind == REAL) {
+            const Wide wide = partial(pack);
+            RC_UNROLL for (int i = 0; i < lanes; ++i) sum += static_cast<double>(wide.lane[i]) * wide.lane[i];
+        }
+        return sum;
+    }
+    RC_DEVICE Pack scaled(const Pack& pack, float scale, const Pack& weight) const {
+        Lanes result{};
+        if constexpr (sizeof(Wide) == lanes * sizeof(float) && Type::kind == REAL) {
+            const Wide wide = partial(pack), by = partial(weight);
+            RC_UNROLL for (int i = 0; i < lanes; ++i) result.lane[i] =
+                Type::narrow(Type::widen(Type::narrow(wide.lane[i] * scale)) * by.lane[i]);
+        }
+        return bits_as<Pack>(result);
+    }
+
     RC_DEVICE Pack output(Wide acc) const {
         RC_UNROLL for (int i = 0; i < lanes; ++i) acc.lane[i] = Op::output(acc.lane[i], divisor);
         return narrow(acc);

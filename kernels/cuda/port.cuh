@@ -6,6 +6,7 @@
 //   block_any(ctx, mine), block_all         a barrier of the block; whether `mine` holds for any or all of its threads
 //   block_sync(ctx)                         the barrier alone
 //   block_or(ctx, mine)                     a barrier; the bits that any of its threads has set
+//   block_sum(ctx, mine)                    two barriers; the sum over its threads, in one order
 //   block_words(ctx)                        32 words that the threads of a block share; undefined at first
 //   load_acquire, store_release             64-bit flags that order other memory, for all ranks (system scope)
 //   load_relaxed, store_relaxed             32 and 64-bit words without order
@@ -14,15 +15,15 @@
 //   last_of(word, n)                        true for the last of n callers, after all that they did; zeroes the word
 //   load16, store16                         one access of 16 bytes, which must be aligned
 //   narrow_float16x2(low, high), …          two floats rounded to nearest-even, as a pair of small ones, `low` in the
-//   lower
-//                                           half; narrow_e4m3x2 and narrow_e5m2x2 have no infinities: what is too large
-//                                           becomes the largest number. Each NaN becomes one.
+//                                           lower half; narrow_e4m3x2 and narrow_e5m2x2 have no infinities: what is
+//                                           too large becomes the largest number. Each NaN becomes one.
 //   widen_float16x2, float16x2_of_e4m3x2    a pair as floats, or as float16
 //   CONVERTS_FLOAT8                         whether there are those of float8
 //   HAS_MULTIMEM                            whether there are the next three (nvls.cuh)
 //   multimem_sum(math, copies, at)          the sum of 16 bytes of all ranks, by the switch
 //   multimem_store(copies, at, pack)        writes 16 bytes to all ranks
 //   multimem_fence()                        orders them and other accesses to the same memory, of this thread
+//   square_root(x)                          of a float, rounded to nearest
 //   now_ns, pause(spins)                    a clock; the pause between two loads of a flag
 //
 // RC_DEVICE is inlined. RC_NOINLINE is not: loops over memory get registers of their own that way, and spill none.

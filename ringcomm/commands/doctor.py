@@ -21,6 +21,7 @@ import numpy as np
 
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config
+from ringcomm.devices.gpu import Gpu
 from ringcomm.errors import RingcommError
 from ringcomm.launcher.launch import launch
 from ringcomm.machine import memory, topology
@@ -186,6 +187,17 @@ def gpu_pairs() -> str:
     return "; ".join(f"{words}: {' '.join(pairs)}" for words, pairs in found.items()) + " (link: nvidia-smi topo -m)"
 
 
+def gpu_memory() -> str:
+    cuda()
+    return describe_sharing(import_module("ringcomm.devices.cuda").device_of(0).gpu)
+
+
+def describe_sharing(gpu: Gpu) -> str:
+    by_descriptor, reason = gpu.sharing()
+    how = "file descriptors (cuMemExportToShareableHandle)" if by_descriptor else "cudaIpc"
+    return f"shared with other processes by {how}: {reason}"
+
+
 def gpu_ranks() -> str:
     cuda()
     return all_reduce(_sum_on_gpu, 60)
@@ -225,5 +237,6 @@ CHECKS: dict[str, Callable[[], str]] = {
     "cupy": lambda: package("'ringcomm[cuda13]' or 'ringcomm[cuda12]'", "cupy-cuda13x", "cupy-cuda12x"),
     "cuda": cuda,
     "gpu-pairs": gpu_pairs,
+    "gpu-memory": gpu_memory,
     "gpu-ranks": gpu_ranks,
 }

@@ -31,6 +31,7 @@ class CudaDevice(Device):
 
     def __init__(self, ordinal: int) -> None:
         super().__init__(driver, ordinal, f"cuda:{ordinal}")
+        self.by_descriptor, _ = self.gpu.sharing()
 
     def shape_for(self, sharing: int) -> Shape:
         return self.shape if sharing == 1 else self.shape._replace(channels=channels(self.gpu.multiprocessors, sharing))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ringcomm.devices import descriptors
 from ringcomm.devices.contract import CudaStream, KernelVariant, Memory, MessageShape, Shape
 from ringcomm.devices.driver import CudaError, Driver
 from ringcomm.devices.gpu import DeviceMemory, Gpu, Kernels
@@ -87,6 +88,7 @@ class Device:
     message_shape: MessageShape
     threads: int  # of a block
     blocking = False  # whether calls return only when they are done, as with NumPy arrays
+    by_descriptor = False  # whether `export` is by file descriptors, else by cudaIpc
 
     def __init__(self, driver: Driver, ordinal: int, name: str) -> None:
         self.name, self.ordinal, self.library = name, ordinal, driver.library
@@ -153,6 +155,12 @@ class Device:
 
     def allocate(self, size: int, what: str) -> DeviceMemory:
         """Return zeroed memory that other processes can open. Raises MemoryShortage, which names `what`."""
+        if self.by_descriptor:
+            return DeviceMemory(self.gpu.allocate_virtual(size, what), descriptors.close)
+        return self.allocate_ipc(size, what)
+
+    def allocate_ipc(self, size: int, what: str) -> DeviceMemory:
+        """The same, for memory that the core exports, always by cudaIpc."""
         return DeviceMemory(self.gpu.allocate(size, what), self.gpu.free)
 
     def allocate_pinned(self, size: int) -> DeviceMemory:
@@ -161,7 +169,7 @@ class Device:
 
     def export(self, memory: Memory) -> str:
         """Return a handle with which peers open the memory."""
-        return self.gpu.export(memory.address)
+        return self.gpu.export(memory.address, self.by_descriptor)
 
     def open(self, handle: str) -> DeviceMemory:
         return DeviceMemory(self.gpu.open(handle), self.gpu.close)

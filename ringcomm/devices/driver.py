@@ -32,6 +32,7 @@ _FUNCTIONS = {
     "cuGetErrorName": "ip",
     "cuGetErrorString": "ip",
     "cuDeviceGet": "pi",
+    "cuDeviceGetCount": "p",
     "cuDeviceGetName": "pii",
     "cuDeviceGetUuid_v2": "pi",
     "cuDeviceGetAttribute": "pii",

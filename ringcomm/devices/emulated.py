@@ -105,9 +105,9 @@ class EmulatedDevice(Device):
     def stream(self) -> Stream:
         return _current.streams[-1]
 
-    def allocate(self, size: int, what: str) -> DeviceMemory:
+    def allocate_ipc(self, size: int, what: str) -> DeviceMemory:
         memory.require(size, f"{what} on {self.name}")
-        return super().allocate(size, what)
+        return super().allocate_ipc(size, what)
 
     def _image(self, variant: KernelVariant | None) -> bytes:  # noqa: ARG002
         return b"all kernels are in the library"

@@ -14,15 +14,17 @@ from contextlib import contextmanager, suppress
 from ctypes import byref, c_float, c_int, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
+from ringcomm.config import has_expandable_segments
+from ringcomm.devices import descriptors
 from ringcomm.devices.driver import CudaError, Driver, IpcHandle
-from ringcomm.errors import MemoryShortage, refuse
+from ringcomm.errors import MemoryShortage, RingcommError, refuse
 
 __all__ = ["DeviceMemory", "Gpu", "Kernels", "process"]
 
 # Of cuda.h.
 NO_MEMORY, NOT_READY, ALREADY_ENABLED, IMPLICIT = 2, 600, 704, 906  # CUresult
 RELAXED = 2  # CUstreamCaptureMode
-MULTIPROCESSORS, CAPABILITY_MAJOR, CAPABILITY_MINOR = 16, 75, 76  # CUdevice_attribute
+MULTIPROCESSORS, CAPABILITY_MAJOR, CAPABILITY_MINOR, DESCRIPTORS = 16, 75, 76, 103  # CUdevice_attribute
 NON_BLOCKING, BLOCKING_SYNC, DISABLE_TIMING, PORTABLE_AND_MAPPED, LAZY_PEER_ACCESS = 1, 1, 2, 3, 1
 LEAST_PRIORITY = 0  # of streams
 
@@ -50,7 +52,7 @@ class DeviceMemory:
 
     def __del__(self) -> None:
         if self._free and not sys.is_finalizing():
-            with suppress(CudaError):  # the context is destroyed or broken
+            with suppress(CudaError, RingcommError):  # the context is destroyed or broken
                 self._free(self.address)
 
 
@@ -71,6 +73,8 @@ class Gpu:
         self.architecture = f"sm_{self._attribute(CAPABILITY_MAJOR)}{self._attribute(CAPABILITY_MINOR)}"
         self.multiprocessors = self._attribute(MULTIPROCESSORS)
         self._opened: Counter[int] = Counter()  # by IPC
+        self._virtual: set[int] = set()  # opened by descriptor
+        self._names = driver.library, self.context, ordinal
         self.copies = self.create_stream()  # waits for nothing that the program has queued
 
     def _retain(self, ordinal: int) -> int:
@@ -128,8 +132,31 @@ class Gpu:
     def free(self, address: int) -> None:
         self.call("cuMemFree_v2", address)
 
-    def export(self, address: int) -> str:
-        """Return a handle with which any rank opens memory of `allocate`."""
+    def allocate_virtual(self, size: int, what: str) -> int:
+        """Return the address of zeroed memory that is exported by descriptor. Raises MemoryShortage."""
+        try:
+            address = descriptors.allocate(self._names, size)
+        except MemoryShortage as error:
+            raise MemoryShortage(f"{what} on {self.name}: {error}", expected=size) from None
+        self.clear(address, size)
+        return address
+
+    def sharing(self) -> tuple[bool, str]:
+        """Return whether memory is exported by file descriptors, else by cudaIpc, and why."""
+        count = c_int()
+        self.driver("cuDeviceGetCount", byref(count))
+        if not self._attribute(DESCRIPTORS):
+            return False, "the driver has no file descriptors of memory"
+        if has_expandable_segments():
+            return True, "the segments of torch are expandable"
+        if count.value > 1:
+            return False, f"this process sees {count.value} GPUs"
+        return True, "this process sees one GPU, so perhaps not those of its peers"
+
+    def export(self, address: int, by_descriptor: bool = False) -> str:
+        """Return a handle with which any rank opens memory of `allocate`, or of `allocate_virtual`."""
+        if by_descriptor:
+            return f"{process()} {self.ordinal} {address} {descriptors.export(address)}"
         ipc = IpcHandle()
         self.call("cuIpcGetMemHandle", byref(ipc), address)
         return f"{process()} {self.ordinal} {address} {bytes(ipc).hex()}"
@@ -137,6 +164,10 @@ class Gpu:
     def open(self, handle: str) -> int:
         """Return the address at which memory of another rank is mapped here."""
         owner, ordinal, address, ipc = handle.split()
+        if owner != process() and ":" in ipc:  # a descriptor
+            opened = descriptors.open_exported(self._names, ipc)
+            self._virtual.add(opened)
+            return opened
         if owner != process():
             opened = self._create(
                 "cuIpcOpenMemHandle_v2", IpcHandle.from_buffer_copy(bytes.fromhex(ipc)), LAZY_PEER_ACCESS
@@ -149,6 +180,9 @@ class Gpu:
 
     def close(self, address: int) -> None:
         """Unmap what `open` returned."""
+        if address in self._virtual:
+            self._virtual.remove(address)
+            descriptors.close(address)
         if self._opened[address]:
             self._opened[address] -= 1
             self.call("cuIpcCloseMemHandle", address)

@@ -7,9 +7,21 @@ Importing this module registers the backend; so does `import torch` where ringco
 from ringcomm_torch_backend import register
 
 from ringcomm.torch.elastic import grow, init_process_group, load_latest, shrink
+from ringcomm.torch.memory import symmetric_memory
+from ringcomm.torch.rms_norm import all_reduce_rms_norm
 from ringcomm.torch.shared import shared_arrays, shared_empty
 from ringcomm.torch.steps import step
 
-__all__ = ["grow", "init_process_group", "load_latest", "shared_arrays", "shared_empty", "shrink", "step"]
+__all__ = [
+    "all_reduce_rms_norm",
+    "grow",
+    "init_process_group",
+    "load_latest",
+    "shared_arrays",
+    "shared_empty",
+    "shrink",
+    "step",
+    "symmetric_memory",
+]
 
 register()

@@ -2,17 +2,20 @@
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ringcomm import Communicator
 from ringcomm.errors import refuse
 from ringcomm.torch.compat.untraced import untraced
 from ringcomm.torch.lists import pairs
-from ringcomm.torch.operations import Prepared, operation
+from ringcomm.torch.operations import Prepared, operation, reduction
 from ringcomm.torch.tensors import CallTensors, Lists, Tensors, some, unwritten, without_overlap
 from ringcomm.torch.works import TorchWork, coalesced
 
 __all__ = ["Coalescing"]
+
+COALESCED = 1 << 20  # bytes of tensors on a GPU that one launch reduces, at most: they are copied; not measured
 
 c10d: Any = dist.distributed_c10d  # torch's stubs leave out much of what it calls
 
@@ -33,8 +36,10 @@ class Coalescing:
     _coalesced: list[TorchWork] | None = None  # the calls of the batch
 
     @operation("all_reduce", c10d.AllreduceCoalescedOptions, of_many=True)
-    def allreduce_coalesced(self, opts: Any, _: CallTensors, tensors: Tensors) -> Prepared:
+    def allreduce_coalesced(self, opts: Any, call: CallTensors, tensors: Tensors) -> Prepared:
         apart, copies = without_overlap(some(tensors))
+        if not copies and _go_as_one(apart):
+            return tensors, call.all_inout(apart), reduction(opts)
         return coalesced(self, [self.allreduce([x], opts) for x in apart], tensors, copies)
 
     @operation("all_gather", c10d.AllgatherOptions, of_many=True)
@@ -76,3 +81,13 @@ class Coalescing:
     # The names before torch 2.13.
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+
+def _go_as_one(tensors: Tensors) -> bool:
+    """Return whether tensors on a GPU are copied into one: a launch takes longer than to copy a few bytes."""
+    return (
+        len(tensors) > 1
+        and len({tensor.dtype for tensor in tensors}) == 1
+        and all(tensor.is_cuda and tensor.layout is torch.strided for tensor in tensors)
+        and sum(tensor.nbytes for tensor in tensors) <= COALESCED
+    )

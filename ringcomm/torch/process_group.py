@@ -22,7 +22,9 @@ from ringcomm.torch.compat.capabilities import Capabilities, Options, has_other_
 from ringcomm.torch.compat.subclasses import NoMemory, tracing, unwrapped
 from ringcomm.torch.compat.untraced import untraced
 from ringcomm.torch.lists import for_ranks, split_counts
+from ringcomm.torch.memory import TensorMemory
 from ringcomm.torch.operations import DONE, Prepared, flat, merged, operation, reduction, uneven
+from ringcomm.torch.splitting import Splitting
 from ringcomm.torch.start import connect
 from ringcomm.torch.tensors import CallTensors, Lists, Tensors, single, some, write_back
 from ringcomm.torch.timeouts import seconds
@@ -66,13 +68,14 @@ def annotate(error: RingcommError, name: str, ranks: list[int], rank: int) -> Ri
 
 
 @untraced
-class RingcommProcessGroup(Capabilities, Coalescing, Base):  # type: ignore[misc]
+class RingcommProcessGroup(Capabilities, Coalescing, Splitting, TensorMemory, Base):  # type: ignore[misc]
     """One rank's end of a group. Ranks in calls and errors are those of the group, as everywhere in c10d."""
 
     def __init__(self, comm: Communicator, options: Options) -> None:
         Base.__init__(self, comm.rank, comm.size)
         Capabilities.__init__(self, options)
         self.comm = comm
+        self._pools = {}
         self._last: Work | None = None  # of the collectives, which run in order; None once it has ended
 
     # --- Collectives --------------------------------------------------------------------------------------------------

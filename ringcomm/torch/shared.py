@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ringcomm.communicator import Communicator
 from ringcomm.errors import ArgumentError
 
-__all__ = ["communicator_of", "shared_arrays", "shared_empty"]
+__all__ = ["backend_of", "communicator_of", "shared_arrays", "shared_empty"]
 
 
 def shared_arrays(group: dist.ProcessGroup | None = None) -> AbstractContextManager[None]:
@@ -34,11 +34,16 @@ def shared_empty(*shape: Any, dtype: torch.dtype | None = None, group: dist.Proc
 
 def communicator_of(group: dist.ProcessGroup | None = None) -> Communicator | None:
     """Return the communicator that a process group uses for tensors on the CPU; None: another backend."""
-    group = dist.group.WORLD if group is None else group
-    comm = getattr(group, "comm", None)  # before torch 2.14 the group itself is ringcomm's
-    if comm is None and group is not None:
-        try:
-            comm = getattr(group._get_backend(torch.device("cpu")), "comm", None)
-        except RuntimeError:  # none for the CPU
-            return None
+    comm = getattr(backend_of(group, "cpu"), "comm", None)
     return comm if isinstance(comm, Communicator) else None
+
+
+def backend_of(group: dist.ProcessGroup | None, device: str) -> Any:
+    """Return what makes the calls of a process group on tensors of a type of device: for ringcomm it has a `comm`."""
+    group = dist.group.WORLD if group is None else group
+    if group is None or hasattr(group, "comm"):  # before torch 2.14 the group itself is ringcomm's
+        return group
+    try:
+        return group._get_backend(torch.device(device))
+    except RuntimeError:  # none for the device
+        return None

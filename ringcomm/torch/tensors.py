@@ -61,6 +61,14 @@ class CallTensors:
             return _known(whole, reduces)
         return _known(torch.cat([_dense(tensor).reshape(-1) for tensor in tensors]), reduces)
 
+    def all_inout(self, tensors: Tensors) -> torch.Tensor:
+        """Return one flat tensor to read and write for all tensors, which do not overlap."""
+        whole = self.inputs(tensors, reduces=True)
+        tensors = [unwrapped(tensor) for tensor in tensors]
+        if whole.data_ptr() != tensors[0].data_ptr():
+            self.copies += zip(tensors, torch.split(whole, [tensor.numel() for tensor in tensors]), strict=True)
+        return whole
+
     def outputs(self, tensors: Tensors) -> torch.Tensor:
         """Return one flat tensor to write for all tensors."""
         tensors = [unwrapped(tensor) for tensor in tensors]

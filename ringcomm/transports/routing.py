@@ -9,7 +9,7 @@ A message goes through a slot of the sender's GPU, or in chunks through host mem
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +19,7 @@ from ringcomm.devices.device import Device, Pointer
 from ringcomm.errors import ArgumentError, RingcommError, describe_error, raise_first_failure, refuse
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.contract import CollectiveCall, Fused, LocalTransport, Pending, TransferCall, Transport
-from ringcomm.transports.cuda.group import CudaGroup, Unreachable
+from ringcomm.transports.cuda.group import CudaGroup, RmsNorm, Unreachable
 from ringcomm.transports.cuda.messages import GpuMessages
 from ringcomm.transports.staged_calls import StagedCalls
 from ringcomm.types import COLLECTIVES, DTYPES
@@ -94,6 +94,16 @@ class RoutingTransport:
             call = call._replace(source=source, target=target)
             return self._staged.call(device, name, call, timeout, async_op) or _Done()
         return group.call(device, name, on_gpu, timeout, awaited=async_op or device.blocking, async_op=async_op)
+
+    def all_reduce_rms_norm(self, device: Device, call: CollectiveCall, norm: RmsNorm) -> bool:
+        """Do an all_reduce on GPUs and what follows it in one launch. False: it cannot be one; nothing was done."""
+        group = self._connect_gpus(device)
+        if group is None or not group.can_normalize(call, norm.width):
+            return False
+        launched = group.call(device, "all_reduce", call, -1.0, awaited=device.blocking, async_op=False, norm=norm)
+        if device.blocking:
+            launched.wait(-1.0)
+        return True
 
     def _connect_gpus(self, device: Device) -> CudaGroup | None:
         """Return the GPUs of the group; None if some cannot access each other."""
@@ -201,6 +211,15 @@ class RoutingTransport:
             (reason.rstrip(b"\0").decode(errors="replace") for reason in each), self.rank, failure, "empty"
         )
         return memory
+
+    def share_segments(self, device: Device, addresses: Iterable[int]) -> None:
+        """Make segments of the program's allocator, in which these addresses are, symmetric: see cuda/segments.py.
+
+        Collective if it is the first call on GPUs, which connects them; later calls wait for no rank.
+        """
+        if group := self._connect_gpus(device):
+            group.check_device(device)
+            group.share_segments(addresses)
 
     def split(self, color: int | None, key: int) -> Transport | None:
         self._staged.drain()

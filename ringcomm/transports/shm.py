@@ -170,6 +170,7 @@ def _answer(members: Sequence[int], hellos: list[dict[str, Any]]) -> tuple[dict[
     tuning = hellos[0]["tuning"]
     if tuning["oversubscribed"] is None:
         tuning["oversubscribed"] = topology.outnumbered([hello["cores"] for hello in hellos])
+    tuning["copy_engine_bytes"] = tuning["copy_engine_bytes"] or 0  # None: never
     tuning["nontemporal_bytes"] = tuning["nontemporal_bytes"] or 0  # None: each rank measures
     cma_bytes = tuning["cma_bytes"]
     tuning["cma_huge_bytes"] = CMA_HUGE_BYTES if cma_bytes is None else cma_bytes

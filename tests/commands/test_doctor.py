@@ -1,6 +1,7 @@
 """`ringcomm doctor`: the checks, those of GPUs on a fake CuPy."""
 
 import os
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from ringcomm import RingcommError
 from ringcomm.commands import doctor
 from ringcomm.commands.cli import main
+from ringcomm.devices import emulated
 
 
 class Runtime:
@@ -99,3 +101,34 @@ def test_a_missing_cupy_is_reported(monkeypatch):
     monkeypatch.setattr(doctor, "import_module", missing)
     with pytest.raises(RingcommError, match="needs CuPy: No module named 'cupy'"):
         doctor.cuda()
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        ({}, r"by file descriptors \(cuMemExportToShareableHandle\): this process sees one GPU"),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+            "by file descriptors.*segments of torch are expandable",
+        ),
+    ],
+)
+def test_how_gpus_share_memory_is_told_with_the_reason(monkeypatch, variables, text):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert re.match(f"shared with other processes {text}", doctor.describe_sharing(emulated.device.gpu))
+
+
+@pytest.mark.parametrize(
+    ("answers", "text"),
+    [({103: 0}, "cudaIpc: the driver has no file descriptors"), ({103: 1}, "cudaIpc: this process sees 4 GPUs")],
+)
+def test_memory_of_several_gpus_or_of_an_old_driver_is_shared_by_cuda_ipc(monkeypatch, answers, text):
+    def count(name, found, *_):
+        assert name == "cuDeviceGetCount"
+        found._obj.value = 4
+
+    gpu = emulated.device.gpu
+    monkeypatch.setattr(gpu, "driver", count)
+    monkeypatch.setattr(gpu, "_attribute", answers.__getitem__)
+    assert text in doctor.describe_sharing(gpu)

@@ -49,6 +49,7 @@ inline rc_tuning small_tuning(Access access = STAGED) {
             .direct_bytes = access == DIRECT ? 64 : never,
             .cma_bytes = cma_bytes,
             .cma_huge_bytes = cma_bytes,
+            .copy_engine_bytes = 0,
             .timeout = 60.0,
             .wake_ns = 0,
             .oversubscribed = 1};

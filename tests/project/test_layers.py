@@ -39,7 +39,10 @@ OUTSIDERS = {
     "parameter_server": ("errors", "torch.timeouts"),
     "plan": ("algorithms", "config", "errors", "layout_rules", "machine", "options", "pipelining"),
     "pretrained": ("errors", "parallel"),
-    "torch": ("bootstrap", "callbacks", "communicator", "config", "errors", "start", "transports", "types"),
+    "torch": (
+        *("adapters", "bootstrap", "callbacks", "communicator", "config", "devices", "errors", "native"),
+        *("start", "transports", "types"),
+    ),
 }
 # Names that only some modules may import or use.
 RESERVED = {

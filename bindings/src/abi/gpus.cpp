@@ -1,9 +1,11 @@
 // The C ABI of groups of GPUs.
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "abi/handles.h"
 #include "cuda/group.h"
+#include "cuda/segments.h"
 
 using namespace ringcomm;
 
@@ -33,6 +35,13 @@ CallRecord checked(PeerGroup& host, int collective, const rc_call* arguments, do
 
 rc_cuda_plan exported(const LaunchPlan& plan) {
     return {plan.kernel, plan.dtype, plan.op, plan.blocks, plan.with_tables, plan.count};
+}
+
+GpuOfDriver gpu_of(const char* driver, void* context, int ordinal) {
+    check_pointer("driver", driver);
+    check_pointer("context", context);
+    check_range("ordinal", ordinal, 0, INT32_MAX);
+    return {&open_driver(driver), static_cast<CUcontext>(context), ordinal};
 }
 
 }  // namespace
@@ -134,6 +143,37 @@ int rc_gpus_call(rc_gpus* gpus, int collective, const rc_call* arguments, void* 
     });
 }
 
+int rc_gpus_rms_norm(rc_gpus* gpus, const rc_call* arguments, const rc_rms_norm* norm, void* stream, double timeout,
+                     int mode, uint64_t* number) {
+    return enter(gpus, [&](PeerGroup& host) {
+        reject_in_signal_handler(host);
+        check_range("mode", mode, RC_GPUS_PLAIN, RC_GPUS_ASYNC);
+        check_pointer("norm", norm);
+        check_pointer("norm.residual", norm->residual);
+        check_pointer("norm.weight", norm->weight);
+        check_pointer("norm.output", norm->output);
+        const CallRecord call = checked(host, RC_ALL_REDUCE, arguments, timeout);
+        if (call.op != RC_SUM || (call.dtype != RC_FLOAT16 && call.dtype != RC_BFLOAT16 && call.dtype != RC_FLOAT32))
+            reject("dtype: expected a sum of float16, bfloat16 or float32");
+        const uint64_t most = gpus->group.shape().stage_bytes / call.item, pack = cuda::PACK / call.item;
+        if (!norm->width || norm->width > most || norm->width % pack || call.count % norm->width) {
+            rejectf("norm.width: expected a divisor of the count that is a multiple of %d and at most %d", int(pack),
+                    int(most));
+        }
+        for (const void* each : {static_cast<const void*>(call.source), static_cast<const void*>(call.target),
+                                 norm->residual, norm->weight, static_cast<const void*>(norm->output)}) {
+            if (reinterpret_cast<uint64_t>(each) % cuda::PACK)
+                reject("norm: expected addresses that are multiples of 16");
+        }
+        host.ensure_ready();
+        const cuda::RmsNorm given{static_cast<const cuda::byte*>(norm->residual),
+                                  static_cast<const cuda::byte*>(norm->weight), static_cast<cuda::byte*>(norm->output),
+                                  norm->width, norm->epsilon};
+        const uint64_t made = gpus->group.call(host, call, static_cast<CUstream>(stream), rc_gpus_mode(mode), given);
+        if (number) *number = made;
+    });
+}
+
 int rc_gpus_allow_fast(rc_gpus* gpus, int allowed) {
     return enter(gpus, [&](PeerGroup&) { gpus->group.allow_fast(allowed); });
 }
@@ -208,4 +248,46 @@ int rc_gpus_interrupted(rc_gpus* gpus, int* interrupted) {
 
 int rc_gpus_resume(rc_gpus* gpus) {
     return enter(gpus, [&](PeerGroup&) { gpus->group.resume(); });
+}
+
+int rc_segments_open(const char* driver, void* context, int ordinal, int by_descriptor) {
+    return guarded([&] { DeviceSegments::of_process().open(gpu_of(driver, context, ordinal), by_descriptor); });
+}
+
+int rc_virtual_allocate(const char* driver, void* context, int ordinal, uint64_t bytes, uint64_t* address) {
+    return guarded([&] {
+        check_pointer("address", address);
+        if (!bytes || bytes > MAX_BYTES) reject("bytes: expected at least 1, and at most 2^62");
+        *address = VirtualMemory::of_process().allocate(gpu_of(driver, context, ordinal), bytes);
+    });
+}
+
+int rc_virtual_descriptor(uint64_t address, int* descriptor, uint64_t* bytes) {
+    return guarded([&] {
+        check_pointer("descriptor", descriptor);
+        check_pointer("bytes", bytes);
+        std::tie(*descriptor, *bytes) = VirtualMemory::of_process().descriptor(address);
+    });
+}
+
+int rc_virtual_open(const char* driver, void* context, int ordinal, int descriptor, uint64_t bytes, uint64_t* address) {
+    return guarded([&] {
+        check_pointer("address", address);
+        *address = VirtualMemory::of_process().open(gpu_of(driver, context, ordinal), descriptor, bytes);
+    });
+}
+
+int rc_virtual_close(uint64_t address) {
+    return guarded([&] { VirtualMemory::of_process().close(address); });
+}
+
+void* rc_segment_allocate(uint64_t bytes, int ordinal) { return DeviceSegments::of_process().allocate(bytes, ordinal); }
+
+void rc_segment_free(void* segment) { DeviceSegments::of_process().free(segment); }
+
+int rc_segment_of(uint64_t address, int ordinal, rc_segment* segment) {
+    return guarded([&] {
+        check_pointer("segment", segment);
+        *segment = DeviceSegments::of_process().at(address, ordinal);
+    });
 }

@@ -36,6 +36,23 @@ struct CUipcMemHandle {
     char reserved[64];
 };
 
+using CUmemGenericAllocationHandle = unsigned long long;
+struct CUmemLocation {
+    unsigned type;  // CU_MEM_LOCATION_TYPE_…
+    int id;
+};
+struct CUmemAllocationProp {
+    unsigned type;                  // CU_MEM_ALLOCATION_TYPE_…
+    unsigned requestedHandleTypes;  // CU_MEM_HANDLE_TYPE_…
+    CUmemLocation location;
+    void* win32HandleMetaData;
+    unsigned char allocFlags[8];
+};
+struct CUmemAccessDesc {
+    CUmemLocation location;
+    unsigned flags;  // CU_MEM_ACCESS_FLAGS_PROT_…
+};
+
 // The number, the name and the text of each error.
 #define RC_CUDA_RESULTS(ROW)                                                                                       \
     ROW(CUDA_SUCCESS, 0, "no error")                                                                               \
@@ -83,7 +100,16 @@ enum CUdevice_attribute : unsigned {
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
     CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH = 95,
+    CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103,
 };
+
+enum : unsigned {
+    CU_MEM_LOCATION_TYPE_DEVICE = 1,
+    CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+    CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
+};
+enum CUmemAllocationHandleType : unsigned { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1 };
+enum CUmemAllocationGranularity_flags : unsigned { CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1 };
 
 enum CUpointer_attribute : unsigned { CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 };
 
@@ -128,6 +154,7 @@ inline const CUstream STREAM_LEGACY = reinterpret_cast<CUstream>(1), STREAM_PER_
     FUNCTION(cuCtxGetCurrent, CUcontext* context)                                                                      \
     FUNCTION(cuCtxSetCurrent, CUcontext context)                                                                       \
     FUNCTION(cuCtxGetDevice, CUdevice* device)                                                                         \
+    FUNCTION(cuCtxSynchronize, void)                                                                                   \
     FUNCTION(cuCtxEnablePeerAccess, CUcontext peer, unsigned flags)                                                    \
     FUNCTION(cuCtxGetStreamPriorityRange, int* least, int* greatest)                                                   \
     FUNCTION(cuMemAlloc_v2, CUdeviceptr* address, size_t bytes)                                                        \
@@ -140,6 +167,22 @@ inline const CUstream STREAM_LEGACY = reinterpret_cast<CUstream>(1), STREAM_PER_
     FUNCTION(cuIpcGetMemHandle, CUipcMemHandle* handle, CUdeviceptr address)                                           \
     FUNCTION(cuIpcOpenMemHandle_v2, CUdeviceptr* address, CUipcMemHandle handle, unsigned flags)                       \
     FUNCTION(cuIpcCloseMemHandle, CUdeviceptr address)                                                                 \
+    FUNCTION(cuMemGetAllocationGranularity, size_t* bytes, const CUmemAllocationProp* properties,                      \
+             CUmemAllocationGranularity_flags flags)                                                                   \
+    FUNCTION(cuMemCreate, CUmemGenericAllocationHandle* memory, size_t bytes, const CUmemAllocationProp* properties,   \
+             unsigned long long flags)                                                                                 \
+    FUNCTION(cuMemRelease, CUmemGenericAllocationHandle memory)                                                        \
+    FUNCTION(cuMemExportToShareableHandle, void* shareable, CUmemGenericAllocationHandle memory,                       \
+             CUmemAllocationHandleType type, unsigned long long flags)                                                 \
+    FUNCTION(cuMemImportFromShareableHandle, CUmemGenericAllocationHandle* memory, void* shareable,                    \
+             CUmemAllocationHandleType type)                                                                           \
+    FUNCTION(cuMemAddressReserve, CUdeviceptr* address, size_t bytes, size_t alignment, CUdeviceptr wanted,            \
+             unsigned long long flags)                                                                                 \
+    FUNCTION(cuMemAddressFree, CUdeviceptr address, size_t bytes)                                                      \
+    FUNCTION(cuMemMap, CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle memory,          \
+             unsigned long long flags)                                                                                 \
+    FUNCTION(cuMemSetAccess, CUdeviceptr address, size_t bytes, const CUmemAccessDesc* access, size_t count)           \
+    FUNCTION(cuMemUnmap, CUdeviceptr address, size_t bytes)                                                            \
     FUNCTION(cuModuleLoadData, CUmodule* module, const void* image)                                                    \
     FUNCTION(cuModuleGetFunction, CUfunction* function, CUmodule module, const char* name)                             \
     FUNCTION(cuLaunchKernel, CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, \

@@ -17,6 +17,7 @@ using namespace cu;
     FUNCTION(cuCtxSetCurrent)                   \
     FUNCTION(cuCtxPushCurrent_v2)               \
     FUNCTION(cuCtxPopCurrent_v2)                \
+    FUNCTION(cuCtxSynchronize)                  \
     FUNCTION(cuCtxGetStreamPriorityRange)       \
     FUNCTION(cuThreadExchangeStreamCaptureMode) \
     FUNCTION(cuLaunchKernel)                    \
@@ -33,6 +34,16 @@ using namespace cu;
     FUNCTION(cuStreamSynchronize)               \
     FUNCTION(cuMemAlloc_v2)                     \
     FUNCTION(cuMemFree_v2)                      \
+    FUNCTION(cuMemGetAllocationGranularity)     \
+    FUNCTION(cuMemCreate)                       \
+    FUNCTION(cuMemRelease)                      \
+    FUNCTION(cuMemExportToShareableHandle)      \
+    FUNCTION(cuMemImportFromShareableHandle)    \
+    FUNCTION(cuMemAddressReserve)               \
+    FUNCTION(cuMemAddressFree)                  \
+    FUNCTION(cuMemMap)                          \
+    FUNCTION(cuMemSetAccess)                    \
+    FUNCTION(cuMemUnmap)                        \
     FUNCTION(cuMemHostAlloc)                    \
     FUNCTION(cuMemFreeHost)                     \
     FUNCTION(cuMemcpyAsync)                     \

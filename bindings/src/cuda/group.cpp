@@ -36,11 +36,18 @@ void GpuGroup::load(int kernel, int dtype, int op, void* function) {
 
 void GpuGroup::set_buffers(std::vector<rc_gpu_buffer> buffers) {
     const std::lock_guard lock(launching_);
+    addresses_.clear();
+    for (rc_gpu_buffer& buffer : buffers) {
+        if (!buffer.addresses) continue;
+        addresses_.emplace_back(buffer.addresses, buffer.addresses + shape().ranks);
+        buffer.addresses = addresses_.back().data();
+    }
     buffers_ = std::move(buffers);
 }
 
-uint64_t GpuGroup::call(PeerGroup& host, const CallRecord& call, CUstream stream, rc_gpus_mode mode) {
-    const LaunchPlan plan = this->plan(call, host.size);
+uint64_t GpuGroup::call(PeerGroup& host, const CallRecord& call, CUstream stream, rc_gpus_mode mode,
+                        const cuda::RmsNorm& norm) {
+    const LaunchPlan plan = plan_for(call, host.size, norm);
     if (!is_loaded(plan)) throw Failure(RC_UNPREPARED, "the kernel of this call is not loaded");
     if (failed()) throw Failure(RC_UNPREPARED, "the failure of a kernel has not been handled");
     if (mode == RC_GPUS_FAST && (!fast_allowed_.load(std::memory_order_relaxed) || host.trace())) {
@@ -49,20 +56,30 @@ uint64_t GpuGroup::call(PeerGroup& host, const CallRecord& call, CUstream stream
     const std::lock_guard lock(launching_);
     if (closed_.load()) throw Failure(RC_CLOSED, "this communicator is closed", host.rank);
     const CurrentContext current(driver_, context_);
+    args_.norm = norm;
     const uint64_t capture = streams_->capture_of(stream);
     if (!capture) {
         await_room(host);
         if (failed()) throw Failure(RC_UNPREPARED, "a kernel has failed meanwhile");
+        const CopySource source = copy_source(host, call, plan);
+        if (source.addresses) return copy(host, call, source, stream, mode == RC_GPUS_ASYNC);
         return launch(host, call, plan, stream, mode == RC_GPUS_ASYNC);
     }
     if (mode == RC_GPUS_FAST) throw Failure(RC_UNPREPARED, "the call is captured");  // who calls keeps the stream alive
     return capture_launch(host, call, plan, stream, capture, mode == RC_GPUS_ASYNC);
 }
 
+LaunchPlan GpuGroup::plan_for(const CallRecord& call, int size, const cuda::RmsNorm& norm) const {
+    if (!norm.output) return plan_launch(call, size, shape());
+    LaunchPlan plan = plan_launch(call, size, shape(), cuda::ONE_SHOT);
+    plan.blocks = int(std::clamp<uint64_t>(call.count / norm.width, 1, shape().channels));
+    return plan;
+}
+
 uint64_t GpuGroup::launch(PeerGroup& host, const CallRecord& call, const LaunchPlan& plan, CUstream stream,
                           bool async) {
+    await_last(host, stream);
     const uint64_t last = launched_.load(), number = last + 1;
-    if (!ended(last) && streams_->last_stream_is_captured(stream)) await(host, last);
     fill(host, call, plan, number);
     remember(infos_[number % std::size(infos_)], {number, signature_of(call, host.size), call.timeout});
     try {
@@ -71,12 +88,22 @@ uint64_t GpuGroup::launch(PeerGroup& host, const CallRecord& call, const LaunchP
         launched_.store(number);
         streams_->end(number, on);
     } catch (const Failure& failure) {
-        abort();
-        const std::string what = describe(signature_of(call, host.size));
-        host.fail(Failure(RC_SYSTEM, what + " could not be launched on " + device_ + ": " + failure.what(), host.rank));
+        launch_failed(host, call, failure);
     }
     if (asleep_.load()) wake();
     return number;
+}
+
+// Nothing on another stream can wait for a launch whose stream is captured now.
+void GpuGroup::await_last(PeerGroup& host, CUstream stream) {
+    const uint64_t last = launched_.load();
+    if (!ended(last) && streams_->last_stream_is_captured(stream)) await(host, last);
+}
+
+void GpuGroup::launch_failed(PeerGroup& host, const CallRecord& call, const Failure& failure) {
+    abort();
+    const std::string what = describe(signature_of(call, host.size));
+    host.fail(Failure(RC_SYSTEM, what + " could not be launched on " + device_ + ": " + failure.what(), host.rank));
 }
 
 // The kernel runs when the graph is replayed. What fails here is the program's capture, not the group.
@@ -132,16 +159,19 @@ uint64_t* GpuGroup::tables_of(int size, const CallRecord& call, uint64_t number)
     return tables;
 }
 
+const rc_gpu_buffer* GpuGroup::buffer_of(const std::byte* array, uint64_t bytes) const {
+    const auto address = reinterpret_cast<uint64_t>(array);
+    for (const rc_gpu_buffer& buffer : buffers_)
+        if (address >= buffer.begin && address + bytes <= buffer.begin + buffer.bytes) return &buffer;
+    return nullptr;
+}
+
 // The place of an array in a symmetric buffer, if it lies in one.
 cuda::Location GpuGroup::locate(const std::byte* array, uint64_t bytes) const {
-    const auto address = reinterpret_cast<uint64_t>(array);
-    for (const rc_gpu_buffer& buffer : buffers_) {
-        if (address >= buffer.begin && address + bytes <= buffer.begin + buffer.bytes) {
-            return {reinterpret_cast<cuda::byte* const*>(buffer.bases), buffer.number, address - buffer.begin,
-                    reinterpret_cast<cuda::byte*>(buffer.multicast)};
-        }
-    }
-    return {};
+    const rc_gpu_buffer* const buffer = buffer_of(array, bytes);
+    if (!buffer) return {};
+    return {reinterpret_cast<cuda::byte* const*>(buffer->bases), buffer->number,
+            reinterpret_cast<uint64_t>(array) - buffer->begin, reinterpret_cast<cuda::byte*>(buffer->multicast)};
 }
 
 bool GpuGroup::end_calls() {

@@ -19,6 +19,13 @@
 
 namespace ringcomm {
 
+// Where the blocks of a call lie on all ranks, for copy engines (copies.cpp).
+struct CopySource {
+    const uint64_t* addresses;  // of the buffer, by rank; nullptr: kernels do the call
+    uint64_t offset, stride;    // of what is read, in the buffer of rank p: offset + p * stride
+    uint64_t digest;            // what all ranks must agree on
+};
+
 // A call as errors describe it.
 struct LaunchInfo {
     uint64_t number;
@@ -46,7 +53,9 @@ public:
 
     // Launches a call, whose arguments have been checked, and returns its number. Throws RC_UNPREPARED if the kernel is
     // not loaded, or a failure has not been handled: then nothing was launched. `host` connects the same ranks.
-    uint64_t call(PeerGroup& host, const CallRecord& call, CUstream stream, rc_gpus_mode mode);
+    // `norm`: of an all_reduce, what follows it in the same launch; otherwise empty.
+    uint64_t call(PeerGroup& host, const CallRecord& call, CUstream stream, rc_gpus_mode mode,
+                  const cuda::RmsNorm& norm = {});
     bool capturing(CUstream stream);
     // Lets later calls throw RC_CLOSED. Returns whether a graph has captured some.
     bool end_calls();
@@ -82,14 +91,22 @@ private:
         return static_cast<CUfunction>(functions_[plan.kernel][plan.dtype][plan.op].load(std::memory_order_acquire));
     }
     uint64_t launch(PeerGroup& host, const CallRecord& call, const LaunchPlan& plan, CUstream stream, bool async);
+    LaunchPlan plan_for(const CallRecord& call, int size, const cuda::RmsNorm& norm) const;
     uint64_t capture_launch(PeerGroup& host, const CallRecord& call, const LaunchPlan& plan, CUstream stream,
                             uint64_t capture, bool async);
+    CopySource copy_source(const PeerGroup& host, const CallRecord& call, const LaunchPlan& plan) const;
+    uint64_t copy(PeerGroup& host, const CallRecord& call, const CopySource& source, CUstream stream, bool async);
+    void copy_blocks(int rank, int size, const CallRecord& call, const CopySource& source, CUstream stream);
+    void meet(const CallRecord& call, uint64_t agreed, uint64_t number, CUstream stream);
+    void await_last(PeerGroup& host, CUstream stream);
+    [[noreturn]] void launch_failed(PeerGroup& host, const CallRecord& call, const Failure& failure);
     void start(const LaunchPlan& plan, CUstream stream);
     void fill(PeerGroup& host, const CallRecord& call, const LaunchPlan& plan, uint64_t number);
     uint64_t* tables_of(int size, const CallRecord& call, uint64_t number);
+    const rc_gpu_buffer* buffer_of(const std::byte* array, uint64_t bytes) const;  // or nullptr
     cuda::Location locate(const std::byte* array, uint64_t bytes) const;
     void remember(LaunchInfo& slot, const LaunchInfo& info);
-    void await_room(PeerGroup& host);              // for one more launch
+    void await_room(PeerGroup& host);              // for two more launches
     void await(PeerGroup& host, uint64_t number);  // as long as it takes
     void wake();                                   // the watching thread
     void abort() { __atomic_store_n(&control_->abort, uint64_t{1}, __ATOMIC_RELEASE); }
@@ -115,6 +132,7 @@ private:
     std::optional<GpuStreams> streams_;
     uint64_t captures_ = 0;
     std::vector<rc_gpu_buffer> buffers_;
+    std::vector<std::vector<uint64_t>> addresses_;  // those of the buffers, to which these point
 
     std::mutex remembering_;  // guards these; never held across a wait
     LaunchInfo infos_[4 * MAX_LAUNCHES]{}, captured_infos_[MAX_LAUNCHES]{};

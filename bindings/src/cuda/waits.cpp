@@ -90,7 +90,7 @@ void GpuGroup::await(PeerGroup& host, uint64_t number) {
 }
 
 void GpuGroup::await_room(PeerGroup& host) {
-    const uint64_t next = launched_.load() + 1;
+    const uint64_t next = launched_.load() + 2;
     if (next > MAX_LAUNCHES) await(host, next - MAX_LAUNCHES);
 }
 

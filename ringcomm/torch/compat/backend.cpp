@@ -160,6 +160,14 @@ public:
     }
 
     // Virtual since torch 2.6 or later.
+    bool supportsTensorAlloc(c10::DeviceIndex index) {
+        py::gil_scoped_acquire gil;
+        return group_.call("supports_tensor_alloc", c10::Device(c10::kCUDA, index)).cast<bool>();
+    }
+    Tensor allocateTensor(long size, at::TensorOptions options) {
+        py::gil_scoped_acquire gil;
+        return group_.call("allocate_tensor", size, options.dtype().toScalarType(), options.device()).cast<Tensor>();
+    }
     void setTimeout(Milliseconds timeout) { call("set_timeout", timeout); }
     void abort() { call("abort"); }
     void shutdown() { call("shutdown"); }

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ringcomm.errors import ArgumentError
-from ringcomm.torch.compat.native import BUILD, extension
+from ringcomm.torch.compat.native import BUILD, PYTHON_BACKENDS, extension
 from ringcomm.torch.timeouts import seconds
 
 __all__ = ["Capabilities", "Options", "has_other_backends"]
@@ -30,13 +30,21 @@ class Options(Protocol):
     global_ranks_in_group: Sequence[int]
 
 
+class BackendOptions(torch._C._distributed_c10d.Backend.Options):
+    """Those that torch reads of a group, and copies where it splits one."""
+
+    def __deepcopy__(self, _: Any) -> Any:
+        copy: Any = BackendOptions(NAME, self._timeout)
+        copy.group_name, copy.global_ranks_in_group = self.group_name, self.global_ranks_in_group
+        return copy
+
+
 class Capabilities:
-    """The names, devices and features of a group.
+    """The names, devices and features of a group."""
 
-    torch allocates no memory from the backend, and makes new groups from the start rather than by splitting.
-    """
-
-    supports_splitting = supports_coalescing = supports_shrinking = supports_time_estimate = False
+    # From torch 2.14 on torch splits a group's Backends, which these are then; before, the group itself.
+    supports_splitting = not PYTHON_BACKENDS
+    supports_coalescing = supports_shrinking = supports_time_estimate = False
     supports_reconfigure = supports_window = False
 
     def __init__(self, options: Options) -> None:
@@ -87,8 +95,9 @@ class Capabilities:
             raise RuntimeError(f"the backend {NAME} serves {' and '.join(_devices())}, not the device type {kind}")
         return self
 
-    def supports_tensor_alloc(self, _: torch.device) -> bool:
-        return False
+    # What torch calls on a group that is bound to a GPU: it connects at its first call, and `split_group` alone splits.
+    def eager_connect_single_device(self, device: torch.device) -> None: ...
+    def perform_nocolor_split(self, device: torch.device) -> None: ...
 
     def _has_hooks(self) -> bool:
         return False
@@ -109,7 +118,7 @@ class Capabilities:
     @property
     def options(self) -> Any:
         timeout = self._default if self._timeout is None else timedelta(seconds=self._timeout)
-        options: Any = torch._C._distributed_c10d.Backend.Options(NAME, timeout)
+        options: Any = BackendOptions(NAME, timeout)
         options.group_name, options.global_ranks_in_group = self._name, self._ranks
         return options
 

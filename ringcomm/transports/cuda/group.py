@@ -6,7 +6,9 @@ failures.
 """
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from ringcomm.devices.contract import CudaStream
@@ -22,16 +24,29 @@ from ringcomm.transports.cuda.launches import CAPTURED, PendingLaunch
 from ringcomm.transports.cuda.symmetric import BufferLease, DeviceBuffers
 from ringcomm.transports.cuda.tracing import LaunchTrace
 from ringcomm.transports.cuda.watch import Watch
-from ringcomm.types import COLLECTIVES
+from ringcomm.types import COLLECTIVES, KERNELS
 
-__all__ = ["CudaGroup", "Unreachable"]
+__all__ = ["CudaGroup", "RmsNorm", "Unreachable"]
 
 PROBE = 10.0  # seconds in which GPUs that access each other's memory answer
 BARRIER = COLLECTIVES["barrier"].code
+ONE_SHOT = KERNELS["one_shot"]
+PACK = 16  # bytes
+FUSED = 4  # stages of all channels that an RmsNorm takes with an all_reduce, at most; not measured
 
 
 class Unreachable(RingcommError):
     """Some GPUs of the group cannot access each other's memory. Raised on all ranks."""
+
+
+class RmsNorm(NamedTuple):
+    """What follows an all_reduce in the same launch (rc_rms_norm): addresses on the device, multiples of 16."""
+
+    residual: Any
+    weight: Any
+    output: Any
+    width: int
+    epsilon: float
 
 
 class OwnStream(NamedTuple):
@@ -114,10 +129,11 @@ class CudaGroup:
         awaited: bool,
         async_op: bool,
         stream: CudaStream | None = None,
+        norm: RmsNorm | None = None,
     ) -> PendingLaunch:
         """Launch a call on a stream (None: the current one); with `async_op` on the group's own, which waits for it.
 
-        Its error is raised by the handle if `awaited`, else by a later call.
+        Its error is raised by the handle if `awaited`, else by a later call. `norm` follows an all_reduce.
         """
         self.check_device(device)
         if self._watch.exchanging.here():
@@ -127,15 +143,19 @@ class CudaGroup:
         pointer, number = ffi.cast("void *", stream.ptr), ffi.new("uint64_t *")
         counts = self._counts(name, call)
         mode = lib.RC_GPUS_ASYNC if async_op else lib.RC_GPUS_PLAIN
+        if norm:
+            launch_it: Any = partial(lib.rc_gpus_rms_norm, self.handle, arguments, [norm])
+        else:
+            launch_it = partial(lib.rc_gpus_call, self.handle, code, arguments)
         begin = self._trace.begin(stream)  # the own stream waits for it, too
         self._watch.raise_unraised()
         with self._watch.lock:  # or the call could fail before its handle is known
-            while status := lib.rc_gpus_call(self.handle, code, arguments, pointer, timeout, mode, number):
+            while status := launch_it(pointer, timeout, mode, number):
                 if status != lib.RC_UNPREPARED:
                     check(status)
                 self._watch.poll()
                 self.check()
-                self._load(code, arguments, pointer)
+                self._load(code, arguments, pointer, ONE_SHOT if norm else -1)
             launch = PendingLaunch(self._watch, device, number[0], async_op, awaited)
             if awaited or counts:
                 self._watch.track(launch, counts)
@@ -154,14 +174,23 @@ class CudaGroup:
             raise refuse("recv_counts, of this rank's own block", f"{sent[rank]}, as in send_counts", received[rank])
         return sent, received
 
-    def _load(self, code: int, arguments: list[CollectiveCall], pointer: Any = NULL) -> None:
-        """Compile and load the kernel of a call, unless it is loaded.
+    def can_normalize(self, call: CollectiveCall, width: int) -> bool:
+        """Return whether one launch does an all_reduce of rows of this width and its RmsNorm; the same on all ranks."""
+        shape, item = self.device.shape, lib.rc_dtype_bytes(call.dtype)
+        few = self._host.size * call.count * item <= FUSED * shape.channels * shape.stage_bytes
+        return few and call.count > 0 and width * item <= shape.stage_bytes and width * item % PACK == 0
+
+    def _load(self, code: int, arguments: list[CollectiveCall], pointer: Any = NULL, kernel: int = -1) -> None:
+        """Compile and load the kernel of a call, unless it is loaded; `kernel`: see rc_cuda_plan_of.
 
         A load may wait for the kernels that this process has launched before. Each of them ends as soon as all ranks
         have launched it; so if all ranks make their calls in one order, as they must, some load can always go on.
         """
         plan, loaded, capturing = ffi.new("rc_cuda_plan *"), ffi.new("int *"), ffi.new("int *")
-        check(lib.rc_gpus_plan(self.handle, code, arguments, plan, loaded))
+        if kernel < 0:
+            check(lib.rc_gpus_plan(self.handle, code, arguments, plan, loaded))
+        else:
+            check(lib.rc_cuda_plan_of(self._arena.shape, code, arguments, kernel, plan))
         if loaded[0]:
             return
         if pointer:
@@ -195,6 +224,11 @@ class CudaGroup:
                 self._watch.fail(Aborted(reason, rank=self._host.rank))
                 raise
 
+    def share_segments(self, addresses: Iterable[int]) -> None:
+        """Make the segments in which these addresses are symmetric, as soon as all ranks have shared theirs."""
+        self.check()
+        self._buffers.segments.share(addresses)
+
     def close(self) -> bool:
         """End the launches in flight, and free the arena when no peer has it open. Return False in a signal handler
         that has interrupted a call: that call ends first.
@@ -211,7 +245,7 @@ class CudaGroup:
         with suppress(RingcommError):  # it has failed
             check(lib.rc_gpus_end_calls(self.handle, captured, raised))  # of other threads
         if captured[0]:  # a graph may still be replayed
-            keep([self._arena, self.handle, *buffers])
+            keep([self._arena, self.handle, self._buffers, *buffers])
         mapped = [self._arena.memory, *(buffer.memory for buffer in buffers)]  # by peers
         size = self._arena.size + sum(buffer.size for buffer in buffers)
         owner = f"rank {self._host.rank} keeps {size} bytes of {self.device.name}"

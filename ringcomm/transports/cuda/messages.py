@@ -66,7 +66,7 @@ class GpuMessages:
         try:
             arena = _spare[self._device.name, self._size].pop()
         except (KeyError, IndexError):
-            return self._device.allocate(self._size, "the arena of messages of a rank")
+            return self._device.allocate_ipc(self._size, "the arena of messages of a rank")
         self._device.clear(arena, self._size)
         return arena
 

@@ -1,5 +1,6 @@
 """Symmetric buffers on GPUs, which every rank has mapped (kernels/cuda/symmetric.cuh)."""
 
+import threading
 import weakref
 from collections import Counter
 from itertools import islice
@@ -9,8 +10,9 @@ import numpy as np
 
 from ringcomm.devices.contract import Memory
 from ringcomm.devices.device import Device
-from ringcomm.native import check, lib
+from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.contract import LocalTransport
+from ringcomm.transports.cuda.segments import BufferRow, SharedSegments
 
 __all__ = ["NOT_SYMMETRIC", "BufferLease", "BufferLocation", "DeviceBuffers"]
 
@@ -46,6 +48,7 @@ class DeviceBuffer:
         self.memory = device.allocate(self._table + 8 * ranks, description)
         self.bases = self.memory.address + self._table
         self.opened: list[Memory] = []
+        self.addresses: Any = NULL  # of these, in C
         self._lease: weakref.ref[BufferLease] | None = None
 
     def open(self, device: Device, rank: int, handles: list[str]) -> None:
@@ -53,6 +56,7 @@ class DeviceBuffer:
         self.opened = [self.memory if each == rank else device.open(handle) for each, handle in enumerate(handles)]
         addresses = np.array([memory.address for memory in self.opened], np.uint64)
         device.write(self.memory, self._table, addresses.tobytes())
+        self.addresses = ffi.new("uint64_t[]", addresses.tolist())
 
     def lease(self) -> BufferLease:
         lease = BufferLease(self.memory)
@@ -69,6 +73,8 @@ class DeviceBuffers:
 
     def __init__(self, device: Device, channel: LocalTransport, gpus: Any) -> None:
         self._device, self._channel, self._gpus = device, channel, gpus
+        self._publishing = threading.Lock()
+        self.segments = SharedSegments(device, channel, self._publish)
         self._made = 0
         self._buffers: dict[int, DeviceBuffer] = {}
         self._released: set[int] = set()  # by this rank
@@ -114,8 +120,11 @@ class DeviceBuffers:
 
     def _publish(self) -> None:
         """Tell the core, which finds the arrays of a call in them."""
-        rows = [(buffer.memory.address, buffer.size, buffer.bases, number) for number, buffer in self._buffers.items()]
-        check(lib.rc_gpus_set_buffers(self._gpus, rows, len(rows)))
+        with self._publishing:
+            rows = self.segments.rows()
+            for number, buffer in [*self._buffers.items()]:
+                rows.append(BufferRow(buffer.memory.address, buffer.size, buffer.bases, number, buffer.addresses))
+            check(lib.rc_gpus_set_buffers(self._gpus, rows, len(rows)))
 
     def own(self) -> list[DeviceBuffer]:
         """Return this rank's buffers, which peers may have open."""
@@ -126,3 +135,4 @@ class DeviceBuffers:
         for buffer in self._buffers.values():
             buffer.opened.clear()
         self._buffers = {}
+        self.segments.close()

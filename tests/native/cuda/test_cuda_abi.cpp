@@ -22,6 +22,12 @@ RC_SAME(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING)
 RC_SAME(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
 RC_SAME(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
 RC_SAME(CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH)
+RC_SAME(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)
+RC_SAME(CU_MEM_LOCATION_TYPE_DEVICE)
+RC_SAME(CU_MEM_ALLOCATION_TYPE_PINNED)
+RC_SAME(CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+RC_SAME(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+RC_SAME(CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)
 RC_SAME(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
 RC_SAME(CU_STREAM_CAPTURE_STATUS_NONE)
 RC_SAME(CU_STREAM_CAPTURE_STATUS_ACTIVE)
@@ -61,6 +67,14 @@ template <>
 struct PassedAs<::CUuuid> {
     using type = cu::CUuuid;
 };
+template <>
+struct PassedAs<const ::CUmemAllocationProp> {
+    using type = const cu::CUmemAllocationProp;
+};
+template <>
+struct PassedAs<const ::CUmemAccessDesc> {
+    using type = const cu::CUmemAccessDesc;
+};
 template <class Result, class... Parameters>
 struct PassedAs<Result(Parameters...)> {
     using type = typename PassedAs<Result>::type(typename PassedAs<Parameters>::type...);
@@ -73,6 +87,9 @@ constexpr bool same = std::is_same_v<typename PassedAs<A>::type, typename Passed
 RC_CUDA_FUNCTIONS(RC_FUNCTION)
 static_assert(sizeof(cu::CUuuid) == sizeof(::CUuuid));
 static_assert(sizeof(cu::CUipcMemHandle) == sizeof(::CUipcMemHandle));
+static_assert(sizeof(cu::CUmemAllocationProp) == sizeof(::CUmemAllocationProp));
+static_assert(offsetof(cu::CUmemAllocationProp, location) == offsetof(::CUmemAllocationProp, location));
+static_assert(sizeof(cu::CUmemAccessDesc) == sizeof(::CUmemAccessDesc));
 static_assert(alignof(cu::CUipcMemHandle) == alignof(::CUipcMemHandle));
 
 int main() {

@@ -240,6 +240,47 @@ void check_memory() {
     EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemFreeHost(pinned));
 }
 
+void check_virtual_memory() {
+    CUmemAllocationProp wanted{};
+    wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    wanted.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    const CUmemAccessDesc access{wanted.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    const auto type = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    size_t page = 0;
+    OK(cuMemGetAllocationGranularity(&page, &wanted, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
+    CUmemGenericAllocationHandle memory = 0, imported = 0;
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemCreate(&memory, page + 1, &wanted, 0));
+    OK(cuMemCreate(&memory, page, &wanted, 0));
+    int descriptor = -1;
+    OK(cuMemExportToShareableHandle(&descriptor, memory, type, 0));
+    void* const shareable = reinterpret_cast<void*>(static_cast<intptr_t>(descriptor));
+    OK(cuMemImportFromShareableHandle(&imported, shareable, type));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemImportFromShareableHandle(&imported, reinterpret_cast<void*>(-1), type));
+    close(descriptor);
+    CUdeviceptr here = 0, there = 0;
+    EXPECT(CUDA_ERROR_OUT_OF_MEMORY, cuMemAddressReserve(&here, size_t{1} << 60, 0, 0, 0));
+    OK(cuMemAddressReserve(&here, page, 0, 0, 0));
+    OK(cuMemAddressReserve(&there, page, 0, 0, 0));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemSetAccess(here, page, &access, 1));  // nothing is mapped
+    for (const auto& [address, handle] : {std::pair(here, memory), std::pair(there, imported)}) {
+        OK(cuMemMap(address, page, 0, handle, 0));
+        OK(cuMemSetAccess(address, page, &access, 1));
+        OK(cuMemRelease(handle));  // mapped memory lives on
+    }
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemRelease(memory));
+    strcpy(pointer(here), "text");
+    expect(here != there && !strcmp(pointer(there), "text"), "memory that is mapped twice");
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemAddressFree(here, page));  // mapped
+    OK(cuMemUnmap(here, page));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemUnmap(here, page));
+    OK(cuMemAddressFree(here, page));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemAddressFree(here, page));
+    expect(!strcmp(pointer(there), "text"), "memory that is still mapped");
+    OK(cuMemUnmap(there, page));
+    OK(cuMemAddressFree(there, page));
+}
+
 void check_graphs() {
     const CUstream a = new_stream(), b = new_stream();
     const CUevent fork = new_event(), join = new_event();
@@ -479,6 +520,7 @@ int main() {
     check_streams();
     check_events();
     check_memory();
+    check_virtual_memory();
     check_graphs();
     check_launches();
     check_skipped();

@@ -1,0 +1,155 @@
+"""Segments, which the allocator of a program takes (bindings/src/cuda/segments.h), as symmetric buffers of a group.
+
+Ranks take segments when they need them, not together. So a rank that has a new one tells the others, and a thread maps
+theirs: none waits for another. The n-th segments of one size that the ranks tell of are one buffer. Until all ranks
+have mapped it, calls on it take the usual path: the kernels of all ranks agree on that at each call
+(kernels/cuda/symmetric.cuh).
+"""
+
+import json
+import logging
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ringcomm.devices.contract import Memory
+from ringcomm.devices.device import Device
+from ringcomm.devices.gpu import DeviceMemory
+from ringcomm.errors import RingcommError, describe_error, refuse
+from ringcomm.machine.threads import start_thread
+from ringcomm.native import NULL, check, ffi, lib
+from ringcomm.transports.contract import LocalTransport, TransferCall
+from ringcomm.types import DTYPES
+
+__all__ = ["BufferRow", "SharedSegments", "open_segments"]
+
+NOTICE_BYTES = 1024  # of a message about a segment
+NEVER = 1e9  # seconds
+FIRST_NUMBER = 1 << 63  # of the buffers of segments; those of `empty` have lower ones
+
+log = logging.getLogger("ringcomm")
+
+Key = tuple[int, int]  # of a buffer: its size, and how many of this size there were before
+
+
+class BufferRow(NamedTuple):
+    """A symmetric buffer, as the core finds arrays in it (rc_gpu_buffer)."""
+
+    begin: int
+    size: int
+    bases: int
+    number: int
+    addresses: Any = NULL  # on all ranks; NULL: these have not mapped it together
+
+
+class SharedBuffer:
+    """The segments of all ranks with one key."""
+
+    def __init__(self) -> None:
+        self.handles: dict[int, str] = {}  # by rank, of the ranks that have told
+        self.opened: list[Memory] = []  # of all ranks
+        self.table: Memory | None = None  # of their addresses, once all are open
+
+
+def open_segments(device: Device) -> None:
+    """Let the program take segments of a GPU."""
+    driver = ffi.new("char[]", device.library.encode())
+    check(lib.rc_segments_open(driver, ffi.cast("void *", device.context), device.ordinal, device.by_descriptor))
+
+
+def segment_of(device: Device, address: int) -> tuple[int, int]:
+    """Return address and size of the segment that an address is in. Raises ArgumentError if there is none."""
+    found = ffi.new("rc_segment *")
+    check(lib.rc_segment_of(address, device.ordinal, found))
+    if not found.bytes:
+        raise refuse("memory", f"a segment of ringcomm's allocator on {device.name}", f"other memory, at {address:#x}")
+    return found.address, found.bytes
+
+
+class SharedSegments:
+    """The segments of one rank of a group of GPUs, and those of its peers, which tell of them over `channel`.
+
+    `publish` is called when the rows have changed.
+    """
+
+    def __init__(self, device: Device, channel: LocalTransport, publish: Callable[[], None]) -> None:
+        self._device, self._channel, self._publish = device, channel, publish
+        self._lock = threading.Lock()  # guards what follows
+        self._told: set[int] = set()  # the addresses of segments
+        self._counts: Counter[int] = Counter()  # of the sizes of these
+        self._buffers: defaultdict[Key, SharedBuffer] = defaultdict(SharedBuffer)
+        self._thread: threading.Thread | None = None
+
+    def share(self, addresses: Iterable[int]) -> None:
+        """Tell the other ranks of the segments in which these addresses are. Waits for no rank."""
+        with self._lock:
+            for address in addresses:
+                begin, size = segment_of(self._device, address)
+                if begin not in self._told:
+                    self._tell(begin, size)
+            if self._thread is None and self._channel.size > 1:
+                self._thread = start_thread("ringcomm segments", self._listen)
+
+    def _tell(self, begin: int, size: int) -> None:
+        key = size, self._counts[size]
+        handle = self._device.export(DeviceMemory(begin))
+        notice = json.dumps([key, handle]).encode().ljust(NOTICE_BYTES)
+        for rank in range(self._channel.size):
+            if rank != self._channel.rank:
+                self._channel.transfer(_message(lib.RC_SEND, ffi.from_buffer(notice), rank))
+        self._told.add(begin)
+        self._counts[size] += 1
+        self._add(key, self._channel.rank, handle)
+
+    def rows(self) -> list[BufferRow]:
+        """Return the buffers that this rank has mapped."""
+        return [
+            BufferRow(buffer.opened[self._channel.rank].address, size, buffer.table.address, _number(size, index))
+            for (size, index), buffer in [*self._buffers.items()]
+            if buffer.table
+        ]
+
+    def _listen(self) -> None:
+        notice = bytearray(NOTICE_BYTES)
+        try:
+            while True:
+                rank = self._channel.transfer(_message(lib.RC_RECV, ffi.from_buffer(notice), -1))
+                key, handle = json.loads(notice)
+                with self._lock:
+                    self._add((key[0], key[1]), rank, handle)
+        except RingcommError as error:  # the group has closed or failed
+            log.debug("no more segments are mapped: %s", error)
+
+    def _add(self, key: Key, rank: int, handle: str) -> None:
+        """Take note of a segment; map those of all ranks once all have told."""
+        buffer = self._buffers[key]
+        buffer.handles[rank] = handle
+        if len(buffer.handles) < self._channel.size:
+            return
+        try:
+            buffer.opened = [self._device.open(buffer.handles[each]) for each in range(self._channel.size)]
+            table = self._device.allocate(8 * self._channel.size, "the table of a symmetric buffer")
+        except (OSError, RuntimeError, RingcommError) as error:  # RuntimeError: CUDA's
+            log.warning("tensors in a segment of %d bytes are not symmetric: %s", key[0], describe_error(error))
+            return
+        addresses = np.array([memory.address for memory in buffer.opened], np.uint64)
+        self._device.write(table, 0, addresses.tobytes())
+        buffer.table = table
+        self._publish()
+
+    def close(self) -> None:
+        """Close the segments of the peers."""
+        with self._lock:
+            self._buffers.clear()
+
+
+def _message(kind: int, data: Any, peer: int) -> TransferCall:
+    return TransferCall(kind, data, NOTICE_BYTES, DTYPES["uint8"], peer, 0, NEVER)
+
+
+def _number(size: int, index: int) -> int:
+    """Return the number of a buffer, the same on all ranks."""
+    return FIRST_NUMBER | size >> 21 << 20 | index

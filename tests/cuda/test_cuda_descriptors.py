@@ -1,0 +1,122 @@
+"""Memory of the emulated GPU that peers map by file descriptors, not by handles of cudaIpc."""
+
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+import harness
+from cases.on_device import mappings
+from cases.reference import assert_same, filled, reduced
+from harness.failures import until
+from ringcomm import MemoryShortage
+from ringcomm.devices import descriptors, emulated
+from ringcomm.devices.gpu import Gpu
+from ringcomm.native import ffi, lib
+from ringcomm.transports.cuda import segments
+
+PAGE = 2 << 20
+MANY = 30_000  # elements, enough for the ring
+
+
+def by_descriptor():
+    return patch.object(emulated.EmulatedDevice, "by_descriptor", True)
+
+
+def without_ipc(gpu, name, *arguments, create=Gpu._create):
+    assert name != "cuIpcOpenMemHandle_v2"
+    return create(gpu, name, *arguments)
+
+
+def calls(comm):
+    inputs = [filled(rank, (MANY,), "float32") for rank in range(comm.size)]
+    expected = reduced(inputs, "sum")
+    with by_descriptor(), patch.object(Gpu, "_create", without_ipc):
+        ring = comm.all_reduce(emulated.array(inputs[comm.rank]))
+        x = comm.empty(MANY, "float32", device="emulated")
+        x[:] = inputs[comm.rank]
+        assert_same(comm.all_reduce(x), expected)  # on symmetric memory
+        assert not np.array_equal(ring, expected)
+        segments.open_segments(emulated.device)
+        address = int(ffi.cast("uintptr_t", lib.rc_segment_allocate(PAGE, 0)))
+        comm._transport.share_segments(emulated.device, [address])
+        rows = comm._transport._group._buffers.segments.rows
+        until(rows, "the buffer of the segments")
+        comm.barrier()
+        y = emulated.device.array(emulated.DeviceMemory(address), (MANY,), "float32")
+        y[:] = inputs[comm.rank]
+        assert_same(comm.all_reduce(y), expected)
+
+
+def test_ranks_share_memory_by_descriptors():
+    with harness.world(3) as pool:
+        pool.run(calls, ())
+
+
+def messages(comm):
+    with by_descriptor():
+        x, out = emulated.array(np.arange(5.0) + comm.rank), emulated.array(np.zeros(5))
+        work = comm.send(x, 1 - comm.rank, async_op=True)
+        comm.recv(out, 1 - comm.rank)
+        work.wait()
+        assert_same(out, np.arange(5.0) + 1 - comm.rank)
+
+
+def test_messages_keep_handles_of_cuda_ipc():
+    with harness.world(2) as pool:
+        pool.run(messages, ())
+
+
+def unreachable(comm):
+    emulated.configure(unreachable=comm.rank == 1)
+    with by_descriptor():
+        assert_same(comm.all_reduce(emulated.array(np.ones(3))), np.full(3, 2.0))
+        assert comm._transport._group is None
+
+
+def test_memory_that_cannot_be_mapped_is_left_to_host_memory():
+    with harness.world(2) as pool:
+        pool.run(unreachable, ())
+
+
+def kept(_):
+    before = mappings()
+    with by_descriptor():
+        memory = emulated.device.allocate(PAGE + 1, "memory")
+        assert mappings() == before + 1
+        handle = emulated.device.export(memory).split()[3]
+    gpu = emulated.device.gpu
+    opened = descriptors.open_exported(gpu._names, handle)
+    assert opened != memory.address
+    array = lambda address: emulated.device.array(emulated.DeviceMemory(address), (9,), "int8")  # noqa: E731
+    array(memory.address)[:] = 5
+    assert array(opened).tolist() == [5] * 9
+    del memory
+    with pytest.raises(OSError, match="sends no descriptor"):
+        descriptors.open_exported(gpu._names, handle)
+    array(opened)[:] = 6
+    assert array(opened).sum() == 54
+    descriptors.close(opened)
+    assert mappings() == before
+
+
+def test_memory_lives_as_long_as_it_is_open():
+    harness.run(kept, 1)
+
+
+def guessed(_):
+    with by_descriptor():
+        memory = emulated.device.allocate(1, "memory")
+        server, name, size = emulated.device.export(memory).split()[3].split(":")
+    wrong = f"{int(name, 16) ^ 1:032x}"
+    with pytest.raises(OSError, match="sends no descriptor"):
+        descriptors.open_exported(emulated.device.gpu._names, f"{server}:{wrong}:{size}")
+
+
+def test_a_name_that_was_not_exported_gets_nothing():
+    harness.run(guessed, 1)
+
+
+def test_a_shortage_names_what_there_was_no_memory_for():
+    with by_descriptor(), pytest.raises(MemoryShortage, match=r"a lot on emulated: cuMem.*: CUDA_ERROR_OUT_OF_MEMORY"):
+        emulated.device.allocate(1 << 50, "a lot")

@@ -1,0 +1,104 @@
+"""dist.split_group. torch has no GPU here: it is told of one, to which the default group is bound."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from harness import torch_world
+from ringcomm import CollectiveTimeout, MismatchError
+
+GPU = torch.device("cuda", 0)
+SHORT = 0.3  # seconds, where a call must time out
+
+
+def bound(run):
+    """Run a function while the default group is bound to a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.accelerator, "is_available", lambda: True)
+        patch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
+        patch.setitem(dist.distributed_c10d.Backend.backend_capability, "ringcomm", ["cpu", "cuda"])
+        dist.group.WORLD.bound_device_id = GPU
+        try:
+            run()
+        finally:
+            dist.group.WORLD.bound_device_id = None
+
+
+def sum_of_ranks(group):
+    x = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(x, group=group)
+    return x.item()
+
+
+def halves():
+    rank = dist.get_rank()
+    group = dist.split_group(split_ranks=[[2, 0], [1]], group_desc="halves")
+    assert dist.get_process_group_ranks(group) == ([1] if rank == 1 else [0, 2])
+    assert sum_of_ranks(group) == (1.0 if rank == 1 else 2.0)
+    assert (group.group_desc, group.bound_device_id) == ("halves", GPU)
+    assert dist.get_backend(group) == "ringcomm"
+    again = dist.split_group(group, [[*range(group.size())]])
+    assert sum_of_ranks(again) == sum_of_ranks(group)
+    assert dist.get_process_group_ranks(again) == dist.get_process_group_ranks(group)
+    for each in (again, group):
+        dist.destroy_process_group(each)
+    assert sum_of_ranks(None) == 3.0
+
+
+@torch_world.on(3)
+def test_a_group_is_split_as_nccl_splits_it():
+    bound(halves)
+
+
+def some():
+    group = dist.split_group(split_ranks=[[0, 1]])
+    assert (group is None) == (dist.get_rank() == 2)
+    if group is not None:
+        assert sum_of_ranks(group) == 1.0
+    other = dist.new_group([1, 2])  # those that are in no split
+    if dist.get_rank():
+        assert sum_of_ranks(other) == 3.0
+
+
+@torch_world.on(3)
+def test_ranks_in_no_part_get_none():
+    bound(some)
+
+
+def meshes():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    assert sum_of_ranks(mesh.get_group("tp")) == (1.0 if dist.get_rank() < 2 else 5.0)
+    assert sum_of_ranks(mesh.get_group("dp")) == (2.0 if dist.get_rank() % 2 == 0 else 4.0)
+
+
+@torch_world.on(4)
+def test_a_mesh_of_a_bound_group_is_split():
+    bound(meshes)
+
+
+def timed():
+    group = dist.split_group(split_ranks=[[0, 1]], timeout=timedelta(seconds=SHORT))
+    if dist.get_rank() == 0:
+        with pytest.raises(CollectiveTimeout, match=f"waited {SHORT} s"):
+            dist.all_reduce(torch.ones(1), group=group)
+    dist.barrier()
+
+
+@torch_world.on(2)
+def test_a_split_group_has_the_timeout_that_it_was_given():
+    bound(timed)
+
+
+def differently():
+    parts = [[0], [1]] if dist.get_rank() else [[0, 1]]
+    with pytest.raises(MismatchError, match="differently: rank 0 names 2 ranks, 1 name the same"):
+        dist.split_group(split_ranks=parts)
+    assert sum_of_ranks(None) == 1.0
+
+
+@torch_world.on(2)
+def test_ranks_that_split_differently_learn_of_it():
+    bound(differently)
