@@ -83,7 +83,8 @@ class ShmTransport(NativeTransport):
         if shrunk.rank == 0:
             for rank, pid in zip(left_out, shrunk.left_out, strict=True):
                 state = "is stopped" if is_stopped(pid) else "runs"
-                log.warning("shrink left out rank %d: it did not come in time, and its process %d %s", rank, pid, state)
+                text = "shrink left out rank %d: it did not call shrink in time, and its process %d %s"
+                log.warning(text, rank, pid, state)
         try:
             shrunk.fused["barrier"](CollectiveCall(NULL, NULL, 0, 0), timeout)
             return shrunk

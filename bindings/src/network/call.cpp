@@ -47,7 +47,7 @@ void NetworkCall::prepare() const {
 
 void NetworkCall::require_program(const CallRecord& call) const {
     if (group_.programs.find(key_of(call, size))) return;
-    if (!group_.record_program) throw Failure(RC_ARGUMENT, "the call needs a program, and nothing records it", -1);
+    if (!group_.record_program) throw Failure(RC_ARGUMENT, "the call needs a program, and no recorder is set", -1);
     about_to_wait();  // Python records it, and may make other calls
     if (group_.record_program(call)) throw Failure(RC_ARGUMENT, "the program of the call was not recorded", -1);
 }

@@ -158,7 +158,7 @@ class NetworkTransport(NativeTransport):
         members = survivors.place.members if self._of_all and elastic else ()
         shrunk, left_out = survivors.regroup(name, self.rank, self.size, members, self.lost, timeout)
         if left_out and shrunk.rank == 0:
-            log.warning("shrink left out %s, which did not come in time", format_ranks(left_out))
+            log.warning("shrink left out %s, which did not call shrink in time", format_ranks(left_out))
         return shrunk
 
     def allocate(self, description: str, size: int) -> Any:
