@@ -335,7 +335,7 @@ class Communicator:
     def shrink(self, *, timeout: float | None = None) -> "Communicator":
         """Continue without lost ranks: make a communicator of the survivors, in their old order.
 
-        All survivors call it, once they have got PeerLost, CollectiveTimeout or Aborted; so may a rank that has not
+        All survivors call it, after PeerLost, CollectiveTimeout or Aborted; so may a rank that has not
         noticed the loss. It waits `timeout` seconds for ranks that run but do not call it, and then leaves them out,
         like ranks that are lost meanwhile. Pending calls of this communicator end with its error, and it is closed.
         Memory from `empty` and `shared_arrays` stays readable. A warning names each rank that is left out although it

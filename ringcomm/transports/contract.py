@@ -184,7 +184,7 @@ class Transport(Protocol):
     rank: int
     size: int
     timeout: float
-    handle: Any  # the rc_comm, for messages.py
+    handle: Any  # the rc_comm: messages, splits, staging and traces take it, so a transport needs the native core
     fused: Mapping[str, Fused]
     fast_path: FastPath
     left_out: Sequence[int]  # by `shrink`, which made this group on one host: ids of processes that did not come to it
@@ -224,7 +224,7 @@ class Transport(Protocol):
         ...
 
     def shared_arrays(self) -> AbstractContextManager[None]:
-        """Return a block in which NumPy allocates where the peers reach it; one without effect if nowhere they do."""
+        """Return a block in which NumPy allocates where the peers reach it; if no peer can, it has no effect."""
         ...
 
     def split(self, color: int | None, key: int) -> "Transport | None":
