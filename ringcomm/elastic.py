@@ -75,10 +75,10 @@ class ElasticRank:
         job = transport.run_on_all("grow", publish, patience)[0]
         return self._connect_as_planned(self._membership.find_plan(job, transport.check)) if job else None
 
-    def resume(self, comm: Communicator, left_out: Sequence[int]) -> None:
+    def resume(self, comm: Communicator, left_out_pids: Sequence[int]) -> None:
         """See ElasticJob: the launcher ends what was left out, and restarts it."""
         self._current = weakref.ref(comm)
-        self._membership.leave_out(left_out)
+        self._membership.leave_out(left_out_pids)
 
     def leave(self, comm: Communicator) -> None:
         """See ElasticJob."""

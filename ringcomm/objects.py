@@ -179,14 +179,15 @@ def _exchange_records(
     received = bytearray(records if only_gives else RECORD if to_all else RECORD * comm.size)
     source, target = ffi.from_buffer(received if collective == "broadcast" else records), ffi.from_buffer(received)
     goes_on = collective == "gather" and not is_root and open_objects(records, None)[1] is not None
-    call = CollectiveCall(source, target, RECORD, DTYPES["uint8"], root=root, late=ffi.new("int32_t *", goes_on))
+    deferred = ffi.new("int32_t *", goes_on)
+    call = CollectiveCall(source, target, RECORD, DTYPES["uint8"], root=root, deferred_mismatch=deferred)
     comm._fused[collective](call, seconds(timeout))
     found, sizes = open_objects(bytes(received), None if only_gives else codec)
     if sizes is not None:
         if collective == "gather" and is_root:
             data = [*found[:root], *data, *found[root + 1 :]]
         return None, (data, error, sizes)
-    if call.late[0]:
+    if deferred[0]:
         comm._transport.check()
     return (objs[0] if collective == "broadcast" and is_root else found[0] if to_all and found else found), None
 

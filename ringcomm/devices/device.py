@@ -112,7 +112,7 @@ class DriverDevice:
         end = time.monotonic_ns()
         return end - begin, event, (begin + end) // 2
 
-    def mark(self, stream: CudaStream) -> DriverEvent:
+    def record_event(self, stream: CudaStream) -> DriverEvent:
         return DriverEvent(self.gpu, stream.ptr)
 
     def capturing(self) -> bool:

@@ -60,7 +60,8 @@ class CollectiveCall(NamedTuple):
 
     `count`: elements of the array (broadcast, reduce, all_reduce), or of this rank's block (all others).
     `counts`: NULL for equal blocks, else the length of each rank's block; for all_to_all those to send, then those to
-    receive. `target` may be `source`, or the one exactly this rank's block of the other. `late`: see rc_call.
+    receive. `target` may be `source`, or the one exactly this rank's block of the other. `deferred_mismatch`: see
+    rc_call.
     """
 
     source: Any
@@ -71,7 +72,7 @@ class CollectiveCall(NamedTuple):
     factor: float = 1.0
     root: int = 0
     counts: Any = NULL
-    late: Any = NULL
+    deferred_mismatch: Any = NULL
 
 
 class TransferCall(NamedTuple):
@@ -187,7 +188,7 @@ class Transport(Protocol):
     handle: Any  # the rc_comm: messages, splits, staging and traces take it, so a transport needs the native core
     fused: Mapping[str, Fused]
     fast_path: FastPath
-    left_out: Sequence[int]  # by `shrink`, which made this group on one host: ids of processes that did not come to it
+    left_out_pids: Sequence[int]  # processes left out by the `shrink` that made this group, if on one host
 
     @property
     def as_local(self) -> "LocalTransport | None":

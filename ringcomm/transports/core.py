@@ -32,7 +32,7 @@ class NativeTransport:
         address = int(ffi.cast("uintptr_t", handle))
         self.fast_path = NativeFastPath(address, self.handle, check, TENSORS, CODES, ops, rank, size, StartedWork)
         self.fused: Mapping[str, Fused] = {name: self._fused(name) for name in COLLECTIVES}
-        self.left_out: Sequence[int] = ()
+        self.left_out_pids: Sequence[int] = ()
 
     def start(self, collective: str, call: CollectiveCall, timeout: float) -> "NativeWork":
         return self._start(lib.rc_collective, COLLECTIVES[collective].code, (call,), timeout)

@@ -33,7 +33,7 @@ struct DirectNeeds {
 // Of start records that have come, given what this rank has offered: the direct path of a call with these needs, if all
 // ranks offer them; and whether they offer more, for this rank to load and store.
 std::optional<rc_path> direct_path(const CollectiveOp& op, const DirectBuffers& own, DirectNeeds needs);
-bool lend(const CollectiveOp& op, const DirectBuffers& own, DirectNeeds more);
+bool all_lend(const CollectiveOp& op, const DirectBuffers& own, DirectNeeds more);
 
 // Whether a rank wants direct access: then it stages nothing before the start records.
 inline bool offers_any(const DirectBuffers& buffers) {

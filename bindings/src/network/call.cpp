@@ -34,7 +34,7 @@ NetworkCall::NetworkCall(NetworkGroup& group, const CallRecord& call)
       group_(group),
       row_(movement_of(call.collective)),
       blocks_(call),
-      one_shot_(!call.on_gpus && fits_one_shot()) {}
+      one_shot_(!call.agrees_only && fits_one_shot()) {}
 
 void NetworkCall::prepare() const {
     if (one_shot_) return;
@@ -54,7 +54,7 @@ void NetworkCall::require_program(const CallRecord& call) const {
 
 void NetworkCall::run() {
     agree();
-    if (call.on_gpus) return;
+    if (call.agrees_only) return;
     if (row_.exchanges() && call.counts) gather_counts();
     if (one_shot_) {
         finish_one_shot();
