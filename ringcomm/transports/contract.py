@@ -32,6 +32,7 @@ __all__ = [
     "Fused",
     "LocalTransport",
     "Pending",
+    "StreamPending",
     "TransferCall",
     "Transport",
     "TransportModule",
@@ -163,6 +164,17 @@ class Pending(Protocol):
 
     def add_done_callback(self, callback: Callable[[], object]) -> None:
         """Call `callback` once this is done, on a thread where it may wait for other calls. Logs its exceptions."""
+        ...
+
+
+class StreamPending(Pending, Protocol):
+    """One on a GPU: `wait` makes the current stream wait for its end."""
+
+    on_stream: bool  # whether `wait` returns before the end
+    may_release: bool  # whether the memory may be released now: its next use is on a stream that waits
+
+    def finish(self, timeout: float) -> None:
+        """Wait for the end itself, or raise its error."""
         ...
 
 
