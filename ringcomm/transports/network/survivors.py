@@ -49,23 +49,13 @@ class Survivors:
         name, failure = f"{self.place.job}/{group}", None
         limit = reconnect_timeout(timeout)
         config = replace(self._config, start_timeout=limit)
-        left_out: set[int] = set()
+        left_out_ranks: set[int] = set()
         keepalive = self._config.keepalive
         with Survivor(self.place, name, rank, range(size), members, lost, timeout, keepalive) as survivor:
             for _ in range(size):
                 agreed = survivor.agree()
-                survivors = agreed.survivors
-                left_out |= {*range(size)} - {*survivors, *agreed.lost}
-                if rank not in survivors:
-                    others = f"{format_ranks(survivors)} had continued without it"
-                    raise Aborted(f"rank {rank} was left out: it called shrink when {others}", rank=rank)
-                place = replace(
-                    self.place,
-                    rank=survivors.index(rank),
-                    size=len(survivors),
-                    job=start_name(name, agreed.attempt),
-                    members=tuple(members[each] for each in survivors if members),
-                )
+                left_out_ranks |= {*range(size)} - {*agreed.survivors, *agreed.lost}
+                place = self._place_among(agreed, name, rank, members)
                 try:
                     with job_store(place, limit) as store:
                         transport = self._connect(place.rank, place.size, store, config)
@@ -74,15 +64,35 @@ class Survivors:
                     failure = error
                     survivor.fail(agreed.attempt)
                     continue
-                try:
-                    if survivor.confirm(agreed.attempt, limit):
-                        return transport, left_out
-                except BaseException:
-                    transport.close()
-                    raise
-                transport.close()
+                if _is_complete(transport, survivor, agreed.attempt, limit):
+                    return transport, left_out_ranks
         text = f"rank {rank} gave up after {size} attempts to connect the survivors; the last error: {failure}"
         raise PeerLost(text, rank=rank)
+
+    def _place_among(self, agreed: Agreement, name: str, rank: int, members: Sequence[int]) -> Place:
+        """Return the place of this rank in the start of the survivors; raise Aborted if it is not one of them."""
+        survivors = agreed.survivors
+        if rank not in survivors:
+            others = f"{format_ranks(survivors)} had continued without it"
+            raise Aborted(f"rank {rank} was left out: it called shrink when {others}", rank=rank)
+        return replace(
+            self.place,
+            rank=survivors.index(rank),
+            size=len(survivors),
+            job=start_name(name, agreed.attempt),
+            members=tuple(members[each] for each in survivors if members),
+        )
+
+
+def _is_complete(transport: Transport, survivor: "Survivor", attempt: int, timeout: float) -> bool:
+    """Return whether all survivors have confirmed that they are connected; else the transport is closed."""
+    complete = False
+    try:
+        complete = survivor.confirm(attempt, timeout)
+    finally:
+        if not complete:
+            transport.close()
+    return complete
 
 
 class Survivor:
