@@ -25,9 +25,9 @@ __all__ = [
     "Adapter",
     "Memory",
     "check_disjoint",
+    "checked_output",
     "dtype_of",
     "find_device",
-    "fitting",
 ]
 
 # Pointer (cdata that keeps host memory alive where it can, or a Pointer to a device), elements, code of the dtype.
@@ -197,7 +197,7 @@ def dtype_of(name: DTypeLike) -> tuple["np.dtype[Any]", int]:
     return dtype, CODES[dtype]
 
 
-def fitting(out: Any, count: int, dtype: int) -> Any:
+def checked_output(out: Any, count: int, dtype: int) -> Any:
     """Return the pointer of `out`; raise ArgumentError unless it has `count` elements of this dtype."""
     pointer, given, kind = ADAPTERS[type(out)].memory(out, True)
     if given != count or kind != dtype:

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ringcomm import objects
-from ringcomm.adapters import ADAPTERS, check_disjoint, dtype_of, find_device, fitting
+from ringcomm.adapters import ADAPTERS, check_disjoint, checked_output, dtype_of, find_device
 from ringcomm.bootstrap.place import Place
 from ringcomm.devices.device import Device
 from ringcomm.errors import Aborted, ArgumentError, RingcommError, describe_error, integer, refuse
 from ringcomm.native import NULL, check, failure_observers, lib, seconds
 from ringcomm.pending import PendingCalls, PendingWork, SendRecvPending
-from ringcomm.shapes import Shapes, axes
+from ringcomm.shapes import Shapes, check_shape
 from ringcomm.trace.dump import dump_if_asked
 from ringcomm.trace.recorder import MARK_BYTES, group_id, record, record_if_asked
 from ringcomm.transports.contract import CollectiveCall, Startable, TransferCall, Transport
@@ -335,7 +335,7 @@ class Communicator:
     def shrink(self, *, timeout: float | None = None) -> "Communicator":
         """Continue without lost ranks: make a communicator of the survivors, in their old order.
 
-        All survivors call it, once they have got PeerLost, CollectiveTimeout or Aborted; so may a rank that has not
+        All survivors call it, after PeerLost, CollectiveTimeout or Aborted; so may a rank that has not
         noticed the loss. It waits `timeout` seconds for ranks that run but do not call it, and then leaves them out,
         like ranks that are lost meanwhile. Pending calls of this communicator end with its error, and it is closed.
         Memory from `empty` and `shared_arrays` stays readable. A warning names each rank that is left out although it
@@ -348,7 +348,7 @@ class Communicator:
             transport = self._transport.shrink(seconds(timeout))
         shrunk = Communicator(transport, self._job, self._place)
         if self._job:
-            self._job.resume(shrunk, transport.left_out)
+            self._job.resume(shrunk, transport.left_out_pids)
         with suppress(RingcommError):  # messages that were lost
             self.close()
         return shrunk
@@ -381,7 +381,7 @@ class Communicator:
         memory lives as long as any view of it. Raises MemoryShortage on every rank if one has too little.
         """
         kind, _ = dtype_of(dtype)
-        lengths = axes(shape, kind.itemsize)
+        lengths = check_shape(shape, kind.itemsize)
         description, size = f"empty({lengths}, {kind.name}, {device})", prod(lengths) * kind.itemsize
         if device == "host":
             return np.ndarray(lengths, kind, self._transport.allocate(description, size))
@@ -508,7 +508,7 @@ class Communicator:
                 out, target = x, source
             else:
                 out = adapter.empty(x, shape) if out is None else out
-                target = fitting(out, prod(shape), dtype)
+                target = checked_output(out, prod(shape), dtype)
         else:
             adapter = ADAPTERS[type(self._required(name, out, root))]
             source, (target, count, dtype) = NULL, adapter.memory(out, True)
@@ -559,7 +559,7 @@ class ElasticJob(Protocol):
         """Return the communicator of all, `transport` being that of the members; None if no rank has joined."""
         ...
 
-    def resume(self, comm: Communicator, left_out: Sequence[int]) -> None:
+    def resume(self, comm: Communicator, left_out_pids: Sequence[int]) -> None:
         """Resume with a communicator that was shrunk, without these processes, which run but did not come."""
 
     def leave(self, comm: Communicator) -> None:

@@ -199,8 +199,9 @@ class Config:
             CUDA graph, take kernels. None, the default: never. Not measured yet.
         oversubscribed: Whether ranks outnumber cores: then waiting ranks yield early. None, the default: detected at
             connect.
-        transport: The transport that connects the ranks, the same on all of them: "shm" on one machine, "mpi" between
-            hosts (with shared memory inside each). None, the default: chosen from how the ranks were launched.
+        transport: The transport that connects the ranks, the same on all of them: "shm" on one machine, "mpi" or
+            (without MPI) "network" between hosts, with shared memory inside each. None, the default: chosen from how
+            the ranks were launched.
         algorithm: Between hosts: the algorithm for the collectives that have it (`ringcomm algorithms` lists them).
             None, the default: the fastest for each call, by the cost model.
         link_latency: Microseconds that the shortest message between hosts takes. Parameter of the cost model. None, the

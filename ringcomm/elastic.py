@@ -81,10 +81,10 @@ class ElasticRank:
             error.collective = "grow"
             raise
 
-    def resume(self, comm: Communicator, left_out: Sequence[int]) -> None:
+    def resume(self, comm: Communicator, left_out_pids: Sequence[int]) -> None:
         """See ElasticJob: the launcher ends what was left out, and restarts it."""
         self._current = weakref.ref(comm)
-        self._membership.leave_out(left_out)
+        self._membership.leave_out(left_out_pids)
 
     def leave(self, comm: Communicator) -> None:
         """See ElasticJob."""

@@ -39,9 +39,16 @@ class Codec(NamedTuple):
 
 PICKLE = Codec(pickle.dumps, 5, pickle.loads)
 
-# What the fast path and `_exchange_records` return: the result, and None; or, if some object is longer than a record or
-# could not be pickled, None, and the pickled objects of this rank (on the root of a gather, those that have come, and
-# None for the longer ones), the error, and the sizes of the objects for it (on another rank of a gather, of its own).
+
+class Unfinished(NamedTuple):
+    """What the first call leaves if some object is longer than a record, or could not be pickled."""
+
+    data: list[Any]  # the pickled objects of this rank; on the root of a gather those of all, None for the longer ones
+    error: BaseException | None  # of this rank's pickling
+    sizes: list[int]  # of the objects for this rank; on a rank of a gather that is not the root, of its own
+
+
+# What the fast path and `_exchange_records` return: the result, and None; or None, and the fields of an Unfinished.
 Outcome = tuple[Any, tuple[list[Any], BaseException | None, list[int]] | None]
 
 # `comm` is a Communicator; its methods document these functions.
@@ -86,7 +93,7 @@ def gather(comm: Any, obj: Any, root: int, timeout: float | None = None, codec: 
         (pickled,), _ = _check_pickled(comm, rest, comm.rank)
         comm.send(_array(pickled), root, lib.RC_OBJECT_TAG, timeout=timeout)
         return None
-    data, _, sizes = rest
+    data, _, sizes = Unfinished(*rest)
     for rank, size in enumerate(sizes):
         if data[rank] is None and size != FAILED:
             data[rank] = np.empty(size, np.uint8)
@@ -179,14 +186,15 @@ def _exchange_records(
     received = bytearray(records if only_gives else RECORD if to_all else RECORD * comm.size)
     source, target = ffi.from_buffer(received if collective == "broadcast" else records), ffi.from_buffer(received)
     goes_on = collective == "gather" and not is_root and open_objects(records, None)[1] is not None
-    call = CollectiveCall(source, target, RECORD, DTYPES["uint8"], root=root, late=ffi.new("int32_t *", goes_on))
+    deferred = ffi.new("int32_t *", goes_on)
+    call = CollectiveCall(source, target, RECORD, DTYPES["uint8"], root=root, deferred_mismatch=deferred)
     comm._fused[collective](call, seconds(timeout))
     found, sizes = open_objects(bytes(received), None if only_gives else codec)
     if sizes is not None:
         if collective == "gather" and is_root:
             data = [*found[:root], *data, *found[root + 1 :]]
-        return None, (data, error, sizes)
-    if call.late[0]:
+        return None, Unfinished(data, error, sizes)
+    if deferred[0]:
         comm._transport.check()
     return (objs[0] if collective == "broadcast" and is_root else found[0] if to_all and found else found), None
 
@@ -202,7 +210,7 @@ def _exchange(
 
 def _check_pickled(comm: Any, rest: Any, root: int | None = None) -> tuple[list[Any], list[int]]:
     """Return the pickled objects and the sizes; raise the error of the first rank that could not pickle its object."""
-    data, error, sizes = rest
+    data, error, sizes = Unfinished(*rest)
     if FAILED in sizes:
         raise _not_pickled(comm, sizes.index(FAILED) if root is None else root, error)
     return data, sizes

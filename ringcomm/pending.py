@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from ringcomm.callbacks import call_back
 from ringcomm.errors import Aborted, RingcommError
 from ringcomm.native import seconds
-from ringcomm.transports.contract import Pending
+from ringcomm.transports.contract import Pending, StreamPending
 from ringcomm.transports.routing import RoutingTransport
 from ringcomm.work import Work
 
@@ -55,7 +55,7 @@ class PendingWork(Work):
                 raise
             if pending.done():  # on a GPU only the current stream has waited
                 self._pending = None
-            if self._pending is None or getattr(pending, "may_release", False):
+            if self._pending is None or getattr(pending, "may_release", False):  # a StreamPending
                 self._memory = None
                 self._calls.discard(self)
         if self._error is not None:
@@ -65,8 +65,7 @@ class PendingWork(Work):
     def synchronize(self, timeout: float | None = None) -> Any:
         memory = self._memory  # which is in use until the end
         self.wait(timeout)
-        pending: Any = self._pending
-        if self.on_stream and not pending.done():
+        if self.on_stream and (pending := cast(StreamPending, self._pending)) and not pending.done():
             pending.finish(seconds(timeout))
         del memory
         return self.wait()
@@ -80,7 +79,7 @@ class PendingWork(Work):
 
     @property
     def on_stream(self) -> bool:
-        return bool(getattr(self._pending, "on_stream", False))
+        return bool(getattr(self._pending, "on_stream", False))  # only a StreamPending has it
 
     def add_done_callback(self, callback: Callable[[Work], object]) -> None:
         pending = self._pending
@@ -91,7 +90,9 @@ class PendingWork(Work):
 
 
 class SendRecvPending:
-    """The pending send and receive of a sendrecv."""
+    """The pending send and receive of a sendrecv: a StreamPending if either is on a GPU."""
+
+    may_release = False
 
     def __init__(self, send: Work, recv: Work) -> None:
         self._send, self._recv = send, recv

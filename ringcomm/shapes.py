@@ -12,7 +12,7 @@ from ringcomm.errors import integer, refuse
 from ringcomm.native import NULL, ffi
 from ringcomm.types import CollectiveSpec
 
-__all__ = ["Shapes", "axes"]
+__all__ = ["Shapes", "check_shape"]
 
 Shape = tuple[int, ...]
 MAX_AXES = 64  # of NumPy
@@ -90,7 +90,7 @@ def _lengths(rows: list[int], shape: Shape) -> Any:
         raise refuse("counts", "blocks of fewer than 2**64 elements", f"{rows} rows of {row}") from None
 
 
-def axes(shape: int | Sequence[int], item: int) -> Shape:
+def check_shape(shape: int | Sequence[int], item: int) -> Shape:
     """Check a shape given by the user, of elements of `item` bytes, and return it as a tuple."""
     lengths = shape if np.iterable(shape) else (shape,)
     found = tuple(integer("shape", axis, most=MAX_BYTES) for axis in lengths)

@@ -233,11 +233,11 @@ int rc_report(rc_comm* comm, int calls, char* text, uint64_t bytes);
 int rc_report_json(rc_comm* comm, int calls, char* text, uint64_t bytes);
 
 /* The arguments of a collective. `count`: elements of an ARRAY, or of this rank's BLOCK (types.def). `counts`: NULL for
- * equal blocks, else `size` block lengths; for all_to_all, `size` to send, then `size` to receive. `late`: not NULL if
- * another part of the same call may follow, with which other ranks would go on: then a mismatch of an earlier call is
- * left to the next one, or to rc_check_calls, and *late becomes 1, else 0. If *late is 1 before, this rank certainly
- * goes on: it awaits all ranks where it would otherwise return at once. Between hosts no mismatch is late: *late stays.
- * A queued call takes NULL. */
+ * equal blocks, else `size` block lengths; for all_to_all, `size` to send, then `size` to receive. `deferred_mismatch`:
+ * not NULL if another part of the same call may follow, with which other ranks would go on: then a mismatch of an
+ * earlier call is left to the next one, or to rc_check_calls, and it becomes 1, else 0. If it is 1 before, this rank
+ * certainly goes on: it awaits all ranks where it would otherwise return at once. Between hosts no mismatch is
+ * deferred, and it stays. A queued call takes NULL. */
 typedef struct {
     const void* source;
     void* target;
@@ -246,7 +246,7 @@ typedef struct {
     double factor;
     int32_t root;
     const uint64_t* counts;
-    int32_t* late;
+    int32_t* deferred_mismatch;
 } rc_call;
 
 /* With `work`, the call is queued and the handle stored there; the buffers must live until it is done. */

@@ -9,7 +9,7 @@ from ringcomm.algorithms.cost import CLUSTER, Cluster, LinkCost, bound, closed_f
 from ringcomm.algorithms.schedule import ALGORITHMS, Algorithm, Lengths
 from ringcomm.errors import unknown
 
-__all__ = ["AlgorithmSelector", "check_name", "hierarchy", "select"]
+__all__ = ["AlgorithmSelector", "check_name", "hierarchical_cost", "select"]
 
 
 def check_name(name: str | None) -> None:
@@ -58,7 +58,7 @@ def select(
     return min(fitting, key=lambda algorithm: closed_form(algorithm, size, elements, item, cluster))
 
 
-def hierarchy(nodes: int, elements: float, item: int, cluster: Cluster) -> float:
+def hierarchical_cost(nodes: int, elements: float, item: int, cluster: Cluster) -> float:
     """Return the seconds of a hierarchical all_reduce: reduce-scatter in each node, all_reduce of each share between
     the nodes, all-gather in each node.
 

@@ -9,7 +9,7 @@ from ringcomm.algorithms.cost import CLUSTER, Cluster, LinkCost, closed_form, sc
 from ringcomm.algorithms.link_parameters import LINKS, link_facts, link_parameters
 from ringcomm.algorithms.schedule import Lengths, even
 from ringcomm.algorithms.schedule_table import ScheduleTable
-from ringcomm.algorithms.select import hierarchy
+from ringcomm.algorithms.select import hierarchical_cost
 from ringcomm.bench.rank.collectives import COLLECTIVES
 from ringcomm.config import Config
 from ringcomm.options import parse_bytes, positive, sizes, whole
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         for name, algorithm in ALGORITHMS[collective].items()
     }
     if collective == "all_reduce" and nodes > 1 and local > 1:
-        times["hierarchy"] = [hierarchy(nodes, size / ITEM, ITEM, cluster) for size in lengths]
+        times["hierarchy"] = [hierarchical_cost(nodes, size / ITEM, ITEM, cluster) for size in lengths]
         head.append("hierarchy: reduce-scatter inside, all_reduce between nodes, all-gather inside; closed forms")
     show(head, lengths, times, COLLECTIVES[collective].bus_factor(ranks))
     return 0

@@ -144,7 +144,7 @@ class Device:
         end = time.monotonic_ns()
         return end - begin, event, (begin + end) // 2
 
-    def mark(self, stream: CudaStream) -> Event:
+    def record_event(self, stream: CudaStream) -> Event:
         return Event(self.gpu, stream.ptr)
 
     def capturing(self) -> bool:

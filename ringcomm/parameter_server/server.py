@@ -15,7 +15,7 @@ from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
 
 from ringcomm.errors import RingcommError, integer
-from ringcomm.parameter_server.channels import PeerChannel, Rows, abort_on_error, close, connect
+from ringcomm.parameter_server.connections import PeerConnection, Rows, abort_on_error, close, connect
 from ringcomm.torch.timeouts import timeout_of
 
 __all__ = ["ParameterServer"]
@@ -76,16 +76,16 @@ class ParameterServer:
         staleness: int | None = 0,
         timeout: timedelta | None = None,
     ) -> None:
-        self._channels = connect(list(parameters), servers, timeout, serves=True)
+        self._connections = connect(list(parameters), servers, timeout, serves=True)
         self._interval = (timeout or timeout_of() or default_pg_timeout).total_seconds() / 3
-        with abort_on_error(self._channels):
+        with abort_on_error(self._connections):
             self._staleness = inf if staleness is None else integer("staleness", staleness, 0)
-            self.parameters = [nn.Parameter(part.clone()) for part in self._channels[0].parts]
+            self.parameters = [nn.Parameter(part.clone()) for part in self._connections[0].parts]
             self.optimizer = optimizer(self.parameters)
-        for channel in self._channels:
-            channel.parts = [*self.parameters]  # not those of the model, which may be deleted
+        for connection in self._connections:
+            connection.parts = [*self.parameters]  # not those of the model, which may be deleted
         self.lost: dict[int, BaseException] = {}
-        self._pushes = dict.fromkeys((each.peer for each in self._channels), 0)  # of workers neither closed nor lost
+        self._pushes = dict.fromkeys((each.peer for each in self._connections), 0)  # of workers neither closed nor lost
         self._gradients: dict[int, list[Tensor | None]] = {}  # pushed since the last step
         self._stepping = False  # the parameters are being written
         self._over = False  # no step will be taken any more: all have left, or one has failed
@@ -93,48 +93,52 @@ class ParameterServer:
 
     def serve(self) -> None:
         """Answer the workers until each has closed or is lost; if all are lost, raise the error of the last one."""
-        with ThreadPoolExecutor(len(self._channels)) as threads, abort_on_error(self._channels):
-            answering = [threads.submit(self._serve, channel) for channel in self._channels]
+        with ThreadPoolExecutor(len(self._connections)) as threads, abort_on_error(self._connections):
+            answering = [threads.submit(self._serve, connection) for connection in self._connections]
             self._step_until_all_have_left()
             for thread in answering:
                 thread.result()
-        close(self._channels)
-        if len(self.lost) == len(self._channels):
+        close(self._connections)
+        if len(self.lost) == len(self._connections):
             raise self.lost.popitem()[1]
 
     # --- The thread of a worker ---------------------------------------------------------------------------------------
 
-    def _serve(self, channel: PeerChannel) -> None:
+    def _serve(self, connection: PeerConnection) -> None:
         """Answer one worker until it has closed or is lost."""
         try:
-            with abort_on_error(self._channels):
-                while (request := self._request(channel)) and (reply := self._perform(channel, *request)) is not None:
+            with abort_on_error(self._connections):
+                while request := self._request(connection):
+                    if (reply := self._perform(connection, *request)) is None:
+                        break
                     with suppress(*LOST):  # the next request raises it too
-                        channel.send_answer(done=True)
-                        channel.send(reply)
+                        connection.send_answer(done=True)
+                        connection.send(reply)
         finally:
             with self._changed:
-                del self._pushes[channel.peer]
+                del self._pushes[connection.peer]
                 self._changed.notify_all()
 
-    def _request(self, channel: PeerChannel) -> tuple[list[Rows], list[Tensor] | None] | None:
+    def _request(self, connection: PeerConnection) -> tuple[list[Rows], list[Tensor] | None] | None:
         """Receive the rows that a worker pulls, or pushes with gradients; None: it has closed or is lost."""
         try:
-            kind, rows = channel.receive_request()
+            kind, rows = connection.receive_request()
             if kind != "close":
-                return rows, channel.receive(rows) if kind == "push" else None
-            channel.send_answer(done=True)
+                return rows, connection.receive(rows) if kind == "push" else None
+            connection.send_answer(done=True)
         except LOST as error:
-            self.lost[channel.peer] = error
+            self.lost[connection.peer] = error
         return None
 
-    def _perform(self, channel: PeerChannel, rows: list[Rows], gradients: list[Tensor] | None) -> list[Tensor] | None:
+    def _perform(
+        self, connection: PeerConnection, rows: list[Rows], gradients: list[Tensor] | None
+    ) -> list[Tensor] | None:
         """Return the values, or take the gradients, between steps and once the worker is not too far ahead.
 
         A step may take longer than the timeout, so a worker that waits hears of it. If a step fails, return None: the
-        worker gets the error when its channel is aborted.
+        worker gets the error when its connection is aborted.
         """
-        worker = channel.peer
+        worker = connection.peer
 
         def released() -> bool:
             ahead = self._pushes[worker] - min(self._pushes.values())
@@ -153,7 +157,7 @@ class ParameterServer:
                     self._changed.notify_all()
                     return []
             with suppress(*LOST):
-                channel.send_answer(done=False)
+                connection.send_answer(done=False)
 
     # --- Steps --------------------------------------------------------------------------------------------------------
 

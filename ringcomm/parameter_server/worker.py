@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ringcomm.errors import refuse
-from ringcomm.parameter_server.channels import ALL, PeerChannel, Rows, abort, close, connect
+from ringcomm.parameter_server.connections import ALL, PeerConnection, Rows, abort, close, connect
 
 __all__ = ["Worker"]
 
@@ -24,7 +24,7 @@ class Worker:
         self, parameters: Iterable[Tensor], servers: Sequence[int], *, timeout: timedelta | None = None
     ) -> None:
         self.parameters = list(parameters)
-        self._channels = connect(self.parameters, servers, timeout, serves=False)
+        self._connections = connect(self.parameters, servers, timeout, serves=False)
         self._rows: dict[Tensor, Tensor] = {}  # pulled last, of parameters that were not pulled as a whole
 
     @torch.no_grad()
@@ -44,12 +44,12 @@ class Worker:
             if ((numbers < 0) | (numbers >= len(parameter))).any():
                 raise refuse("rows of a parameter", f"numbers from 0 to {len(parameter) - 1}", numbers.tolist())
         self._rows = distinct
-        requests = [(channel, self._within(channel)) for channel in self._channels]
-        for channel, wanted in requests:
-            channel.send_request("pull", wanted)
-        for channel, wanted in requests:
-            channel.await_answer()
-            for part, chosen, values in zip(channel.parts, wanted, channel.receive(wanted), strict=True):
+        requests = [(connection, self._within(connection)) for connection in self._connections]
+        for connection, wanted in requests:
+            connection.send_request("pull", wanted)
+        for connection, wanted in requests:
+            connection.await_answer()
+            for part, chosen, values in zip(connection.parts, wanted, connection.receive(wanted), strict=True):
                 part[chosen] = values.to(part.device)
 
     @torch.no_grad()
@@ -59,15 +59,15 @@ class Worker:
         Communication: sends a pickled request with the numbers, and the gradients; the next call awaits the answer.
         """
         grads = [parameter.grad for parameter in self.parameters]
-        for channel in self._channels:
-            rows = [None if grad is None else each for grad, each in zip(grads, self._within(channel), strict=True)]
-            channel.send_request("push", rows)
-            channel.send(map(_selected, grads, rows, channel.starts, channel.parts))
+        for connection in self._connections:
+            rows = [None if grad is None else each for grad, each in zip(grads, self._within(connection), strict=True)]
+            connection.send_request("push", rows)
+            connection.send(map(_selected, grads, rows, connection.starts, connection.parts))
 
-    def _within(self, channel: PeerChannel) -> list[Rows]:
+    def _within(self, connection: PeerConnection) -> list[Rows]:
         """Return the rows pulled last, as numbers in the parts of a server."""
         found: list[Rows] = []
-        for parameter, start, part in zip(self.parameters, channel.starts, channel.parts, strict=True):
+        for parameter, start, part in zip(self.parameters, connection.starts, connection.parts, strict=True):
             local = self._rows[parameter] - start if parameter in self._rows else None
             found.append(ALL if local is None else local[(local >= 0) & (local < len(part))])
         return found
@@ -77,12 +77,12 @@ class Worker:
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind:
-            abort(self._channels)
+            abort(self._connections)
             return
-        for channel in self._channels:
-            channel.send_request("close", [])
-            channel.await_answer()  # now the server has all messages
-        close(self._channels)
+        for connection in self._connections:
+            connection.send_request("close", [])
+            connection.await_answer()  # now the server has all messages
+        close(self._connections)
 
 
 def _selected(grad: Tensor | None, rows: Rows, start: int, part: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ __all__ = [
     "Fused",
     "LocalTransport",
     "Pending",
+    "StreamPending",
     "TransferCall",
     "Transport",
     "TransportModule",
@@ -61,7 +62,8 @@ class CollectiveCall(NamedTuple):
 
     `count`: elements of the array (broadcast, reduce, all_reduce), or of this rank's block (all others).
     `counts`: NULL for equal blocks, else the length of each rank's block; for all_to_all those to send, then those to
-    receive. `target` may be `source`, or the one exactly this rank's block of the other. `late`: see rc_call.
+    receive. `target` may be `source`, or the one exactly this rank's block of the other. `deferred_mismatch`: see
+    rc_call.
     """
 
     source: Any
@@ -72,7 +74,7 @@ class CollectiveCall(NamedTuple):
     factor: float = 1.0
     root: int = 0
     counts: Any = NULL
-    late: Any = NULL
+    deferred_mismatch: Any = NULL
 
 
 class TransferCall(NamedTuple):
@@ -175,6 +177,17 @@ class Pending(Protocol):
         ...
 
 
+class StreamPending(Pending, Protocol):
+    """One on a GPU: `wait` makes the current stream wait for its end."""
+
+    on_stream: bool  # whether `wait` returns before the end
+    may_release: bool  # whether the memory may be released now: its next use is on a stream that waits
+
+    def finish(self, timeout: float) -> None:
+        """Wait for the end itself, or raise its error."""
+        ...
+
+
 class Startable(Pending, Protocol):
     """A message that is yet to be started."""
 
@@ -194,10 +207,10 @@ class Transport(Protocol):
     rank: int
     size: int
     timeout: float
-    handle: Any  # the rc_comm, for messages.py
+    handle: Any  # the rc_comm: messages, splits, staging and traces take it, so a transport needs the native core
     fused: Mapping[str, Fused]
     fast_path: FastPath
-    left_out: Sequence[int]  # by `shrink`, which made this group on one host: ids of processes that did not come to it
+    left_out_pids: Sequence[int]  # processes left out by the `shrink` that made this group, if on one host
 
     @property
     def as_local(self) -> "LocalTransport | None":
@@ -234,7 +247,7 @@ class Transport(Protocol):
         ...
 
     def shared_arrays(self) -> AbstractContextManager[None]:
-        """Return a block in which NumPy allocates where the peers reach it; one without effect if nowhere they do."""
+        """Return a block in which NumPy allocates where the peers reach it; if no peer can, it has no effect."""
         ...
 
     def split(self, color: int | None, key: int) -> "Transport | None":

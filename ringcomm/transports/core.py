@@ -39,7 +39,7 @@ class NativeTransport:
         self.timeout: float = tuning.timeout
         self.fast_path = make_fast_path(self.handle, rank, size)
         self.fused: Mapping[str, Fused] = {name: self._fused(name) for name in COLLECTIVES}
-        self.left_out: Sequence[int] = ()
+        self.left_out_pids: Sequence[int] = ()
 
     def start(self, collective: str, call: CollectiveCall, timeout: float) -> "NativeWork":
         return self._start(lib.rc_collective, COLLECTIVES[collective].code, (call,), timeout)

@@ -52,7 +52,7 @@ class RoutingTransport:
         self._local = host.as_local  # None once its GPUs prove unable to access each other
         self._connecting = threading.Lock()
         self._staged = StagedCalls(host)
-        self._on_gpus = False  # whether a barrier must wait for launches
+        self._has_launches = False  # whether a barrier must wait for launches
 
     @property
     def as_local(self) -> LocalTransport | None:
@@ -63,9 +63,9 @@ class RoutingTransport:
     def start(self, collective: str, call: CollectiveCall, timeout: float) -> Pending:
         device = _device(call)
         if device is None:
-            self._settle(collective)
+            self._finish_before_barrier(collective)
             return self._staged.follow(collective, call, timeout)
-        return self._launch(device, collective, call, timeout, async_op=True)
+        return self._call_gpu(device, collective, call, timeout, async_op=True)
 
     def _fused(self, name: str) -> Fused:
         on_host = self._host.fused[name]
@@ -73,18 +73,18 @@ class RoutingTransport:
         def collective(call: CollectiveCall, timeout: float) -> None:
             device = _device(call)
             if device is None:
-                if self._on_gpus:
-                    self._settle(name)
+                if self._has_launches:
+                    self._finish_before_barrier(name)
                 self._staged.drain()
                 on_host(call, timeout)
                 return
-            launched = self._launch(device, name, call, timeout, async_op=False)
+            launched = self._call_gpu(device, name, call, timeout, async_op=False)
             if device.blocking or not self._group:
                 launched.wait(-1.0)
 
         return collective
 
-    def _launch(self, device: Device, name: str, call: CollectiveCall, timeout: float, *, async_op: bool) -> Pending:
+    def _call_gpu(self, device: Device, name: str, call: CollectiveCall, timeout: float, *, async_op: bool) -> Pending:
         source, target = (pointer.address if isinstance(pointer, Pointer) else 0 for pointer in call[:2])
         on_gpu = call._replace(source=ffi.cast("void *", source), target=ffi.cast("void *", target))
         if not self._group:
@@ -125,10 +125,10 @@ class RoutingTransport:
         return self._group
 
     def _use_gpus(self, whether: bool) -> None:
-        self._on_gpus = whether
+        self._has_launches = whether
         self.fast_path.defer_barriers(whether)
 
-    def _settle(self, collective: str) -> None:
+    def _finish_before_barrier(self, collective: str) -> None:
         """Before a barrier, also that of ranks that leave, wait for all calls on GPUs."""
         if COLLECTIVES[collective].moves_as == "barrier":
             self._finish()

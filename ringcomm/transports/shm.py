@@ -77,20 +77,21 @@ class ShmTransport(NativeTransport):
         members, size, slot = ffi.new("int[]", self.size), ffi.new("int *"), ffi.new("rc_comm **")
         check(lib.rc_shrink(self.handle, timeout, members, size, slot))
         ranks = [*members[0 : size[0]]]
-        left_out = sorted({*range(self.size)} - {*ranks, *self.lost()})
+        left_out_ranks = sorted({*range(self.size)} - {*ranks, *self.lost()})
         shrunk = type(self)(slot[0], ranks.index(self.rank), self.processes(ranks), self.tuning)
-        shrunk.left_out = self.processes(left_out)
+        shrunk.left_out_pids = self.processes(left_out_ranks)
         if shrunk.rank == 0:
-            for rank, pid in zip(left_out, shrunk.left_out, strict=True):
+            for rank, pid in zip(left_out_ranks, shrunk.left_out_pids, strict=True):
                 state = "is stopped" if is_stopped(pid) else "runs"
-                log.warning("shrink left out rank %d: it did not come in time, and its process %d %s", rank, pid, state)
+                text = "shrink left out rank %d: it did not call shrink in time, and its process %d %s"
+                log.warning(text, rank, pid, state)
         try:
             shrunk.fused["barrier"](CollectiveCall(NULL, NULL, 0, 0), timeout)
             return shrunk
         except (PeerLost, CollectiveTimeout, Aborted):  # more are lost meanwhile
             with closing(shrunk):
                 again = shrunk.shrink(timeout)
-            again.left_out = [*shrunk.left_out, *again.left_out]
+            again.left_out_pids = [*shrunk.left_out_pids, *again.left_out_pids]
             return again
         except BaseException:  # the others need not wait for this rank
             shrunk.close()

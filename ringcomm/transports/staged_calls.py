@@ -25,7 +25,7 @@ class StagedCalls:
         if not staging:
             staging = self._staging[device.name] = Staging(device, self._host.rank, self._check, self._host.fail)
         with staging.shared_failures():
-            queued = device.mark(device.stream())
+            queued = device.record_event(device.stream())
 
         def run() -> None:
             with staging.call_after(queued), traced_as_one(self._host, name, call):

@@ -139,7 +139,7 @@ class Staging:
 
     def finish(self) -> None:
         """Wait for what is queued on `stream`."""
-        self._wait(self.device.mark(self.stream), self._stop)
+        self._wait(self.device.record_event(self.stream), self._stop)
 
     def collective(
         self,
@@ -193,13 +193,13 @@ class Staging:
         chunk = chunk_of(blocks, call, i, number, slot.given.reserve, slot.got.reserve)
         for device, pinned, size in chunk.given:
             self.device.copy(pinned, device, size, self.stream)
-        slot.event = event = self.device.mark(self.stream)
+        slot.event = event = self.device.record_event(self.stream)
         return chunk, slot, event
 
     def _upload(self, chunk: Chunk, slot: Slot) -> None:
         for device, pinned, size in chunk.got:
             self.device.copy(device, pinned, size, self._up)
-        slot.event = self.device.mark(self._up)
+        slot.event = self.device.record_event(self._up)
 
     def _wait(self, event: Event | None, stop: Callable[[], None] | None = None) -> None:
         pause = SHORTEST

@@ -9,7 +9,7 @@ from ringcomm.algorithms.closed_forms import CostTerm
 from ringcomm.algorithms.cost import CLUSTER, Cluster, LinkCost, bound, closed_form, schedule_cost
 from ringcomm.algorithms.schedule import Block, Lengths, Port, even
 from ringcomm.algorithms.schedule_table import ScheduleTable
-from ringcomm.algorithms.select import hierarchy, select
+from ringcomm.algorithms.select import hierarchical_cost, select
 
 # Whole numbers, so that sums are exact in any order. A message costs 100 and 3 per element within a node, 1000 and 5
 # per element between nodes; reducing or copying an element costs 2.
@@ -178,15 +178,17 @@ def test_the_hierarchy_is_the_sum_of_its_stages():
     across = 2 * (1000 + 4 * 5 * 10) + 2 * 10
     doubling = 1000 + 4 * 5 * 20 + 2 * 20 + 2 * 20
     assert doubling < across
-    assert hierarchy(2, 80, 1, nodes) == scatter + doubling + gather
-    assert hierarchy(2, 80, 1, ALONE) == closed_form(ALGORITHMS["all_reduce"]["recursive_doubling"], 2, 80, 1, ALONE)
+    assert hierarchical_cost(2, 80, 1, nodes) == scatter + doubling + gather
+    assert hierarchical_cost(2, 80, 1, ALONE) == closed_form(
+        ALGORITHMS["all_reduce"]["recursive_doubling"], 2, 80, 1, ALONE
+    )
 
 
 def test_the_hierarchy_selects_the_cheapest_algorithm_between_nodes():
     nodes = ALONE._replace(ranks=4)
     across = ALONE._replace(inter_node=BETWEEN._replace(byte_time=4 * BETWEEN.byte_time))
     for share in (8 << i for i in range(12)):
-        found = hierarchy(8, 4 * share, 1, nodes) - hierarchy(1, 4 * share, 1, nodes)
+        found = hierarchical_cost(8, 4 * share, 1, nodes) - hierarchical_cost(1, 4 * share, 1, nodes)
         assert found == min(closed_form(one, 8, share, 1, across) for one in ALGORITHMS["all_reduce"].values())
 
 

@@ -10,15 +10,14 @@ from test_layers import MODULES, ROOT, native_sources
 REPLACED = {
     "climb": "import, include",
     "cure": "hint",
-    "departed": "closed",
+    "departed": "detached",
     "gone": "lost",
     "newcomer": "joiner",
-    "nonce": "secret",
     "respawn": "restart",
     "vain": "expired",
 }
 NATIVE_NAME = (
-    r"\b(?:class|struct|enum|enum class|void|bool|int|auto|\w+_t|[A-Z]\w+|std::[\w:<>]+)[&*]* (\w+)(?=\(| \{| :)"
+    r"\b(?:class|struct|enum|enum class|void|bool|int|auto|\w+_t|[A-Z]\w+|std::[\w:<>]+)[&*]* (\w+)(?=\(| \{| :|;)"
 )
 
 

@@ -211,7 +211,7 @@ int rc_collective(rc_comm* comm, int collective, const rc_call* arguments, doubl
         check_seconds("timeout", timeout);
         CallRecord call = called(collective, *arguments, timeout);
         check_call(call, entry.group().rank, entry.group().size);
-        if (work && arguments->late) reject("late: expected NULL, since the call is queued");
+        if (work && arguments->deferred_mismatch) reject("deferred_mismatch: expected NULL, since the call is queued");
         entry.group().prepare(call);
         if (work) {
             *work = new rc_work{comm->handle, entry->collectives.enqueue(call)};

@@ -174,7 +174,7 @@ CallRecord called(int collective, const rc_call& call, double timeout) {
             call.root,
             call.counts,
             timeout,
-            call.late};
+            call.deferred_mismatch};
 }
 
 }  // namespace ringcomm

@@ -225,7 +225,7 @@ int rc_agree_on_gpus(rc_comm* comm, int collective, const rc_call* arguments, do
         check_seconds("timeout", timeout);
         CallRecord call = called(collective, *arguments, timeout);
         check_call(call, group.rank, group.size);
-        call.on_gpus = true;
+        call.agrees_only = true;
         reject_in_signal_handler(group);
         entry->collectives.run(call);
     });

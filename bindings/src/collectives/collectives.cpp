@@ -28,7 +28,7 @@ bool scatter_directly(CollectiveOp& op, DirectAccess& direct, Block block) {
     const RootBlock own = block(root), mine = block(op.rank);
     const DirectBuffers& buffers = direct.buffers(root);
     const bool root_is_idle = !own.bytes || buffers.target == buffers.source + own.offset;
-    const bool shared = root_is_idle && direct.also({NO_RANK, all_but(root)});
+    const bool shared = root_is_idle && direct.also_offered({NO_RANK, all_but(root)});
     for (int p = 0; p < op.size && shared && op.rank == root; ++p) {
         if (p == root) continue;
         const RootBlock theirs = block(p);
@@ -83,7 +83,7 @@ bool gather_directly(CollectiveOp& op, DirectAccess& direct, const Blocks& block
     const int root = call.root;
     const DirectNeeds target{NO_RANK, root}, sources{all_but(root), NO_RANK};
     const bool pushed = direct.negotiate(target);
-    const bool pulled = pushed ? direct.also(sources) : direct.negotiate(sources);
+    const bool pulled = pushed ? direct.also_offered(sources) : direct.negotiate(sources);
     if (!pushed && !pulled) return false;
     const DirectBuffers& buffers = direct.buffers(root);
     const bool root_is_idle = buffers.source == buffers.target + blocks.offset(root);
@@ -220,7 +220,7 @@ void reduce_scatter(CollectiveOp& op) {
 }
 
 // A group of one rank.
-void alone(const CollectiveOp& op) {
+void run_single(const CollectiveOp& op) {
     const CallRecord& call = op.call;
     const void* source = call.source;
     const size_t all = Blocks(call).bytes(0);
@@ -238,8 +238,8 @@ void run(CollectiveOp& op) {
     const CallRecord& call = op.call;
     const rc_path path = staged_path(op.comm, call);
     op.set_path(path);
-    if (path == RC_PATH_SINGLE) return op.part == Part::START || call.on_gpus ? void() : alone(op);
-    if (call.on_gpus) return barrier(op);  // compares the calls
+    if (path == RC_PATH_SINGLE) return op.part == Part::START || call.agrees_only ? void() : run_single(op);
+    if (call.agrees_only) return barrier(op);  // compares the calls
     const auto reduce_to = path == RC_PATH_ONE_SHOT ? reduce_one_shot : reduce_in_two_stages;
     switch (collectives[call.collective].moves_as) {
         case RC_BARRIER: return barrier(op);
@@ -269,14 +269,15 @@ void Comm::run_collective(const CallRecord& call) {
         throw;
     }
     finish();
-    if (call.late) *call.late = late_mismatch.has_value();
+    if (call.deferred_mismatch) *call.deferred_mismatch = deferred_mismatch.has_value();
     // Not in a part of a call, with whose further parts the other ranks go on.
-    const bool is_part = call.late || collectives[call.collective].moves_as != call.collective || call.on_gpus;
+    const bool is_part =
+        call.deferred_mismatch || collectives[call.collective].moves_as != call.collective || call.agrees_only;
     if (!is_part) check_calls();
 }
 
 void Comm::check_calls() {
-    if (late_mismatch) throw *std::exchange(late_mismatch, std::nullopt);
+    if (deferred_mismatch) throw *std::exchange(deferred_mismatch, std::nullopt);
 }
 
 void Comm::start_collective(const CallRecord& call) {

@@ -25,8 +25,8 @@ bool DirectAccess::negotiate(DirectNeeds needs) {
     return true;
 }
 
-bool DirectAccess::also(DirectNeeds more) {
-    if (!lend(op_, own_, more)) return false;
+bool DirectAccess::also_offered(DirectNeeds more) {
+    if (!all_lend(op_, own_, more)) return false;
     resolve(more);
     return true;
 }

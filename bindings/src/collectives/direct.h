@@ -26,7 +26,7 @@ public:
     // After await_starts(). Returns whether all ranks offer what the path needs.
     bool negotiate(DirectNeeds needs);
     // Then: whether they also offer more, for this rank to load and store.
-    bool also(DirectNeeds more);
+    bool also_offered(DirectNeeds more);
 
     // The buffers of rank r, of those asked for, and of this rank; a source is nullptr if the kernel copies from it.
     const std::byte* source(int r) const { return sources_[r].get(); }

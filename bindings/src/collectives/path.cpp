@@ -55,7 +55,7 @@ bool offers(const CollectiveOp& op, const DirectBuffers& own, DirectNeeds needs,
 
 rc_path staged_path(const Comm& comm, const CallRecord& call) {
     if (comm.size == 1) return RC_PATH_SINGLE;
-    if ((call.collective != RC_ALL_REDUCE && call.collective != RC_REDUCE) || call.on_gpus) return RC_PATH_STAGED;
+    if ((call.collective != RC_ALL_REDUCE && call.collective != RC_REDUCE) || call.agrees_only) return RC_PATH_STAGED;
     const size_t most = std::min<size_t>(comm.tuning().one_shot_bytes, comm.arena().layout.staging_bytes);
     return call.bytes() <= most ? RC_PATH_ONE_SHOT : RC_PATH_TWO_STAGE;
 }
@@ -78,7 +78,7 @@ std::optional<rc_path> direct_path(const CollectiveOp& op, const DirectBuffers& 
     return {};
 }
 
-bool lend(const CollectiveOp& op, const DirectBuffers& own, DirectNeeds more) {
+bool all_lend(const CollectiveOp& op, const DirectBuffers& own, DirectNeeds more) {
     return offers(op, own, more, Access::LOAD);
 }
 

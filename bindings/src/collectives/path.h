@@ -1,20 +1,9 @@
-// The path of a collective over shared memory: chosen here, carried out in the files that the table names.
+// The path of a collective over shared memory: chosen here, by the rules in docs/shm.md (*Paths*), and carried out in
+// collectives.cpp (single, direct paths), reduce.cpp (one-shot, two-stage, direct paths) and exchange.h (staged).
 //
 // A rank first takes the path over the staging buffers that follows from what all ranks know, the call and the
 // settings: they agree on it without a word. A rank whose buffers are worth it offers them in its start record. After
 // the start records all ranks know all offers, so they find the same direct path, or none.
-//
-// | path      | taken by                                                              | carried out in            |
-// |-----------|-----------------------------------------------------------------------|---------------------------|
-// | single    | a group of one rank                                                   | collectives.cpp, alone()  |
-// | one-shot  | all_reduce and reduce up to one_shot_bytes                            | reduce.cpp                |
-// | two-stage | larger ones                                                           | reduce.cpp, TwoStage      |
-// | staged    | all other collectives                                                 | exchange.h                |
-// | symmetric | not one-shot, from direct_bytes on: all buffers needed lie in shared  | collectives.cpp and       |
-// |           | memory                                                                | reduce.cpp, with direct.h |
-// | cma       | blocks from cma_bytes on, in huge pages from cma_huge_bytes on: the   | the same                  |
-// |           | kernel copies them from the memory of another process                 |                           |
-// | threads   | not one-shot, from direct_bytes on: the ranks share a process         | the same                  |
 #pragma once
 
 #include <optional>
@@ -44,7 +33,7 @@ struct DirectNeeds {
 // Of start records that have come, given what this rank has offered: the direct path of a call with these needs, if all
 // ranks offer them; and whether they offer more, for this rank to load and store.
 std::optional<rc_path> direct_path(const CollectiveOp& op, const DirectBuffers& own, DirectNeeds needs);
-bool lend(const CollectiveOp& op, const DirectBuffers& own, DirectNeeds more);
+bool all_lend(const CollectiveOp& op, const DirectBuffers& own, DirectNeeds more);
 
 // Whether a rank wants direct access: then it stages nothing before the start records.
 inline bool offers_any(const DirectBuffers& buffers) {

@@ -9,12 +9,12 @@
 namespace ringcomm {
 
 // Destroyed once the executor is free again.
-class CollectiveQueue::WakesFirst {
+class CollectiveQueue::WakeHeadOnExit {
 public:
     // `unawaited`: how many calls no thread waits for yet.
-    explicit WakesFirst(CollectiveQueue& queue, int unawaited = 0) : queue_(queue), unawaited_(unawaited) {}
-    ~WakesFirst();
-    WakesFirst(const WakesFirst&) = delete;
+    explicit WakeHeadOnExit(CollectiveQueue& queue, int unawaited = 0) : queue_(queue), unawaited_(unawaited) {}
+    ~WakeHeadOnExit();
+    WakeHeadOnExit(const WakeHeadOnExit&) = delete;
 
 private:
     CollectiveQueue& queue_;
@@ -54,7 +54,7 @@ struct CollectiveQueue::QueuedCall : Work {
     bool detached = false;
 };
 
-CollectiveQueue::WakesFirst::~WakesFirst() {
+CollectiveQueue::WakeHeadOnExit::~WakeHeadOnExit() {
     if (queue_.pending_.load() <= unawaited_) return;
     if (const auto first = queue_.first()) first->wake();
 }
@@ -62,7 +62,7 @@ CollectiveQueue::WakesFirst::~WakesFirst() {
 void CollectiveQueue::run(CallRecord& call) {
     group_.ensure_ready();
     if (pending_.load() == 0) {
-        const WakesFirst wakes(*this);
+        const WakeHeadOnExit wakes(*this);
         const std::unique_lock executor(executor_, std::try_to_lock);
         if (executor && pending_.load() == 0) return execute(call, false);
     }
@@ -74,7 +74,7 @@ void CollectiveQueue::run(CallRecord& call) {
 std::shared_ptr<Work> CollectiveQueue::enqueue(const CallRecord& call, bool awaited) {
     group_.ensure_ready();
     auto work = std::make_shared<QueuedCall>(*this, call);
-    const WakesFirst wakes(*this, 1);
+    const WakeHeadOnExit wakes(*this, 1);
     std::unique_lock executor(executor_, std::defer_lock);
     // A signal handler may run inside a call, whose thread holds the executor.
     const bool is_free = pending_.load() == 0 && !group_.interrupted_here() && executor.try_lock();
@@ -139,7 +139,7 @@ bool CollectiveQueue::run_next() {
 }
 
 void CollectiveQueue::run_until(const Work& call, std::unique_lock<std::mutex> executor) {
-    const WakesFirst wakes(*this);
+    const WakeHeadOnExit wakes(*this);
     const auto held = std::move(executor);  // freed first
     while (!call.done() && run_next()) continue;
     start_first();
@@ -150,7 +150,7 @@ void CollectiveQueue::run_arrived() {
     if (group_.interrupted_here()) return;
     std::shared_ptr<QueuedCall> next;
     {
-        const WakesFirst wakes(*this);
+        const WakeHeadOnExit wakes(*this);
         const std::unique_lock executor(executor_, std::try_to_lock);
         if (!executor) return;
         while ((next = first()) && next->call.started && group_.has_arrived(next->call)) run_next();
@@ -184,7 +184,7 @@ void CollectiveQueue::progress_loop() {
     while (progress_thread_.wait_for_turn(lock, open, idle, urgent)) {
         lock.unlock();
         {
-            const WakesFirst wakes(*this);
+            const WakeHeadOnExit wakes(*this);
             const std::lock_guard executor(executor_);
             while (run_next()) continue;
         }

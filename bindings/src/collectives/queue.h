@@ -28,7 +28,7 @@ public:
 private:
     struct QueuedCall;
 
-    class WakesFirst;  // the thread that waits for the first call of the queue: it may run it now
+    class WakeHeadOnExit;  // the thread that waits for the first call of the queue: it may run it now
 
     // The executor is held.
     bool run_next();  // false: nothing is queued

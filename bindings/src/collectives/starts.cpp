@@ -4,7 +4,7 @@
 namespace ringcomm {
 
 int Comm::awaited(const CallRecord& call) const {
-    if (!is_one_way(call) || (call.late && *call.late)) return ALL_RANKS;
+    if (!is_one_way(call) || (call.deferred_mismatch && *call.deferred_mismatch)) return ALL_RANKS;
     const bool from_root = collectives[call.collective].given_by == Ranks::ROOT;
     if (from_root == (rank == call.root)) return NO_RANK;  // this rank only gives
     return from_root ? call.root : ALL_RANKS;
@@ -13,7 +13,7 @@ int Comm::awaited(const CallRecord& call) const {
 // Reductions of this size take one synchronization, and blocks of it one chunk.
 bool Comm::is_one_way(const CallRecord& call) const {
     const Collective& row = collectives[call.collective];
-    if (!row.rooted() || call.counts || call.on_gpus || size == 1) return false;
+    if (!row.rooted() || call.counts || call.agrees_only || size == 1) return false;
     const size_t given = call.bytes() * (row.given == Data::BLOCKS ? size : 1);
     return given <= std::min<size_t>(INLINE_BYTES, tuning().one_shot_bytes) &&
            size * round_up(call.bytes(), 64) <=
@@ -26,7 +26,7 @@ bool Comm::is_one_way(const CallRecord& call) const {
 bool Comm::can_start(const CallRecord& call) const {
     if (size == 1) return true;
     const bool known = !call.counts || collectives[call.collective].given != Data::BLOCKS;
-    const size_t bytes = call.on_gpus ? 0 : call.elements(size) * call.item;
+    const size_t bytes = call.agrees_only ? 0 : call.elements(size) * call.item;
     const size_t most =
         std::min<size_t>({tuning().one_shot_bytes, tuning().segment_bytes, arena().layout.staging_bytes});
     const uint64_t next = mine().finished.load(std::memory_order_relaxed) + 1;

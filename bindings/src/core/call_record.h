@@ -20,11 +20,11 @@ struct CallRecord {
     int op;
     double factor;
     int root;
-    const uint64_t* counts;   // nullptr: equal blocks
-    double timeout;           // seconds
-    int32_t* late = nullptr;  // or as in rc_call
-    size_t item = 0;          // bytes of an element
-    bool on_gpus = false;     // the ranks only agree on it; its data takes another way
+    const uint64_t* counts;                // nullptr: equal blocks
+    double timeout;                        // seconds
+    int32_t* deferred_mismatch = nullptr;  // or as in rc_call
+    size_t item = 0;                       // bytes of an element
+    bool agrees_only = false;              // the ranks only compare their calls: the data is on GPUs
 
     // Known when the call begins.
     uint64_t epoch = 0, start = 0, flight = 0;  // ns, tick_ns(); its number in the flight record

@@ -75,7 +75,7 @@ uint64_t signature_of(int call, int dtype, int op, int root, bool counts) {
 
 Signature signature_of(const CallRecord& call, int size) {
     const uint64_t word = signature_of(call.collective, call.dtype, call.op, call.root, call.counts != nullptr) |
-                          ON_GPUS.put(call.on_gpus);
+                          ON_GPUS.put(call.agrees_only);
     Signature signature{word, call.count, call.op == RC_PREMUL_SUM ? std::bit_cast<uint64_t>(call.factor) : 0};
     if (!call.counts) return signature;
     signature.count = 0;

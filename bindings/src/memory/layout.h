@@ -2,8 +2,8 @@
 // never reset: it starts at zero, because a new range of the file reads as zeros, and counts on across calls.
 //
 //   arena of a communicator = | GroupHeader | part of rank 0 | part of rank 1 | … |
-//   part of a rank          = | RankHeader | counts | packet rings | byte rings | staging buffers | FlightBetweenHosts
-//   |
+//   part of a rank          = | RankHeader | counts | packet rings | byte rings | staging buffers |
+//                             | FlightBetweenHosts |
 #pragma once
 
 #include <cstddef>
@@ -72,7 +72,7 @@ struct RankHeader {
     alignas(
         LINE) std::atomic<uint32_t> state;  // all ranks read it in every send, so no word that changes shares its line
     std::atomic<uint32_t> takes_part;       // 1 once this rank has called shrink
-    std::atomic<uint32_t> departed;         // 1 once it no longer accesses this arena
+    std::atomic<uint32_t> detached;         // 1 once it no longer accesses this arena
     std::atomic<int32_t> member;            // its rank in the world, which all ranks write
     std::atomic<int64_t> pid;
     std::atomic<uint32_t> is_between_hosts;        // 1 once its FlightBetweenHosts is there

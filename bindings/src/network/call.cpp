@@ -34,7 +34,7 @@ NetworkCall::NetworkCall(NetworkGroup& group, const CallRecord& call)
       group_(group),
       row_(movement_of(call.collective)),
       blocks_(call),
-      one_shot_(!call.on_gpus && fits_one_shot()) {}
+      one_shot_(!call.agrees_only && fits_one_shot()) {}
 
 void NetworkCall::prepare() const {
     if (one_shot_) return;
@@ -47,14 +47,14 @@ void NetworkCall::prepare() const {
 
 void NetworkCall::require_program(const CallRecord& call) const {
     if (group_.programs.find(key_of(call, size))) return;
-    if (!group_.record_program) throw Failure(RC_ARGUMENT, "the call needs a program, and nothing records it", -1);
+    if (!group_.record_program) throw Failure(RC_ARGUMENT, "the call needs a program, and no recorder is set", -1);
     about_to_wait();  // Python records it, and may make other calls
     if (group_.record_program(call)) throw Failure(RC_ARGUMENT, "the program of the call was not recorded", -1);
 }
 
 void NetworkCall::run() {
     agree();
-    if (call.on_gpus) return;
+    if (call.agrees_only) return;
     if (row_.exchanges() && call.counts) gather_counts();
     if (one_shot_) {
         finish_one_shot();

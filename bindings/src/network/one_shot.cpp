@@ -35,14 +35,14 @@ uint64_t NetworkCall::result_count() const {
 // All ranks decide alike, because it follows from what they agree on.
 bool NetworkCall::fits_one_shot() const {
     if (row_.exchanges() && call.counts) return false;  // each rank knows only its own counts
-    const bool alone = group_.layout.largest() == 1;
+    const bool one_rank_per_host = group_.layout.largest() == 1;
     // Of a host, so that a packet holds the records of all hosts even where each calls something else.
     const size_t most = std::min(ONE_SHOT_BYTES, ONE_SHOT_PACKET / group_.layout.hosts());
     for (const std::vector<int>& ranks : group_.layout.ranks) {
         size_t host = 0;
         for (const int r : ranks) {
             const size_t given = given_bytes(r);
-            if (!alone && given > SLOT_BYTES) return false;
+            if (!one_rank_per_host && given > SLOT_BYTES) return false;
             host = row_.reduces ? std::max(host, given) : host + given;
         }
         if (host > most) return false;

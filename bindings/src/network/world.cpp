@@ -40,9 +40,9 @@ NetworkWorld::~NetworkWorld() {
     {
         const std::lock_guard lock(mutex);
         stopping_ = true;
-        push_.notify_one();
+        flush_needed_.notify_one();
     }
-    if (pusher_.joinable()) pusher_.join();
+    if (flush_thread_.joinable()) flush_thread_.join();
     constexpr uint64_t FLUSH_NS = 2'000'000'000;  // a peer may be outside ringcomm, and read nothing
     const uint64_t deadline = now_ns() + FLUSH_NS;
     while (!link->flushed() && now_ns() < deadline) {
@@ -65,34 +65,34 @@ void NetworkWorld::remove(uint64_t group) {
 void NetworkWorld::send_packet(int process, Bytes packet) {
     link->send_packet(process, packet);
     if (!link->has_queued(process) || std::count(unsent_.begin(), unsent_.end(), process)) return;
-    if (wake_pusher()) unsent_.push_back(process);  // else the next wait of this process sends it
+    if (wake_flush_thread()) unsent_.push_back(process);  // else the next wait of this process sends it
 }
 
 void NetworkWorld::drop(uint64_t tag) {
     link->drop(tag);
-    if (link->dropping()) wake_pusher();
+    if (link->dropping()) wake_flush_thread();
 }
 
-bool NetworkWorld::wake_pusher() {
+bool NetworkWorld::wake_flush_thread() {
     try {
-        if (!pusher_.joinable()) pusher_ = named_thread("ringcomm-net", [this] { push(); });
+        if (!flush_thread_.joinable()) flush_thread_ = named_thread("ringcomm-net", [this] { flush_unsent(); });
     } catch (const std::exception&) {
         return false;
     }
-    push_.notify_one();
+    flush_needed_.notify_one();
     return true;
 }
 
 // As a rule a thread that waits is faster.
-void NetworkWorld::push() {
+void NetworkWorld::flush_unsent() {
     constexpr auto DELAY = std::chrono::milliseconds(5);
     constexpr int MOST = 64;  // calls of progress() in one turn, for which others have to wait
     std::unique_lock lock(mutex);
     while (!stopping_) {
         std::erase_if(unsent_, [&](int process) { return !link->has_queued(process); });
         if (unsent_.empty() && !link->dropping()) {
-            push_.wait(lock);
-        } else if (push_.wait_for(lock, DELAY) == std::cv_status::timeout) {
+            flush_needed_.wait(lock);
+        } else if (flush_needed_.wait_for(lock, DELAY) == std::cv_status::timeout) {
             try {
                 for (int i = 0; i < MOST && progress(); ++i) continue;
             } catch (const std::exception&) {  // no memory: a thread that waits will say so

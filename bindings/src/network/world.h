@@ -59,8 +59,8 @@ private:
     void packet_arrived(int process, Bytes packet) override;
     void peer_lost(int process, const std::string& reason) override;
     static void deliver(PacketHandler& handler, Bytes packet);
-    bool wake_pusher();  // false if the system refuses the thread
-    void push();         // on a thread of its own
+    bool wake_flush_thread();  // false if the system refuses the thread
+    void flush_unsent();       // on a thread of its own
 
     std::map<uint64_t, PacketHandler*> groups_;
     bool joined_ = false;
@@ -72,9 +72,9 @@ private:
     uint64_t last_progress_ = 0;  // ns
 
     std::vector<int> unsent_;  // the processes for which packets are queued
-    std::condition_variable push_;
+    std::condition_variable flush_needed_;
     bool stopping_ = false;
-    std::thread pusher_;  // begins when it is needed
+    std::thread flush_thread_;  // begins when it is needed
 };
 
 // In a forked child: see Link::after_fork().

@@ -212,10 +212,10 @@ void Comm::start_closing() {
 void Comm::finish_closing() {
     // The world's arena ends with the file; the last rank to leave another group discards its range. One that was left
     // out still has to see that the others have closed.
-    mine().departed.store(1);
+    mine().detached.store(1);
     if (is_world()) return;
     for (int r = 0; r < size; ++r) {
-        if (!header(r).departed.load() && !world->liveness.dead(group_.members[r])) return;
+        if (!header(r).detached.load() && !world->liveness.dead(group_.members[r])) return;
     }
     arena().discard();
 }

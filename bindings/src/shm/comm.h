@@ -104,7 +104,7 @@ public:
 
     // The last call of which the records of all ranks have been compared, and a mismatch of one that had returned here.
     uint64_t verified = 0;
-    std::optional<Failure> late_mismatch;
+    std::optional<Failure> deferred_mismatch;
 
     // Scratch memory of the one collective that may run.
     std::vector<const void*> sources;

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ringcomm.errors import ArgumentError, refuse
+from ringcomm.errors import ArgumentError
 from ringcomm.parallel.grid import Axis, on_error
 
 __all__ = ["GradientSync", "refuse_synchronized"]
@@ -115,4 +115,4 @@ def refuse_synchronized(parameters: Iterable[torch.Tensor]) -> None:
     for parameter in parameters:
         hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
         if any(getattr(hook, "func", None) is _collect for hook in hooks.values()):
-            raise refuse("module", "one whose gradients nothing averages yet", "another: call close() of the last one")
+            raise ArgumentError("module: already has a DataParallel or ShardedOptimizer; close it first")

@@ -91,7 +91,7 @@ def join(comm: Any, config: Config) -> Transport:
     if not several:
         own.Free()
         return local
-    return job.connected(MpiNetwork(own, table, job.selector("mpi"), config.timeout), local)
+    return job.make_transport(MpiNetwork(own, table, job.selector("mpi"), config.timeout), local)
 
 
 def _named(error: Exception, rank: int) -> RingcommError:

@@ -12,7 +12,7 @@ from ringcomm.config import Config
 from ringcomm.machine import topology
 from ringcomm.native import NULL
 from ringcomm.transports.network.layout import layout_of
-from ringcomm.transports.network.transport import Network, NetworkTransport, first_number
+from ringcomm.transports.network.transport import Network, NetworkTransport, new_group_id
 from ringcomm.transports.shm import ShmTransport, check_versions
 from ringcomm.version import VERSION
 
@@ -33,7 +33,7 @@ def facts_of(rank: int, config: Config) -> Facts:
         "cores": sorted(topology.cores()),
         "link": link_facts(),
     }
-    return facts if rank else facts | {"config": asdict(config), "number": first_number()}
+    return facts if rank else facts | {"config": asdict(config), "group_id": new_group_id()}
 
 
 class JobFacts:
@@ -50,7 +50,7 @@ class JobFacts:
     def __init__(self, rank: int, ranks: Sequence[Facts], config: Config, members: Sequence[int] = ()) -> None:
         """`members`: the rank in the job of each rank: see start_errors.py."""
         check_versions([facts["version"] for facts in ranks], members=members)
-        self._ranks, self._number = ranks, ranks[0]["number"]
+        self._ranks, self._group_id = ranks, ranks[0]["group_id"]
         config = Config(**ranks[0]["config"] | {name: getattr(config, name) for name in OWN})
         check_name(config.algorithm)
         self.layout = layout_of(rank, [tuple(facts["host"]) for facts in ranks])
@@ -64,8 +64,8 @@ class JobFacts:
     def selector(self, link: str) -> AlgorithmSelector:
         return selector(self.config, [facts["link"] for facts in self._ranks], link)
 
-    def connected(self, network: Network, local: ShmTransport) -> NetworkTransport:
+    def make_transport(self, network: Network, local: ShmTransport) -> NetworkTransport:
         """Return the transport of all ranks, of which those of this host are `local`."""
         log.info("%d ranks on %d hosts, by %s", len(self._ranks), len(self.layout.ranks), network.name)
-        network.take([self._number])
-        return NetworkTransport(network, self._number, [*range(len(self._ranks))], self.layout, local, NULL)
+        network.reserve_ids([self._group_id])
+        return NetworkTransport(network, self._group_id, [*range(len(self._ranks))], self.layout, local, NULL)

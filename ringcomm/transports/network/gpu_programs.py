@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ringcomm.algorithms.schedule import Block
 from ringcomm.transports.network.programs import CollectivePrograms
 from ringcomm.transports.network.recorder import Counts
-from ringcomm.transports.network.steps import Between
+from ringcomm.transports.network.steps import RailCollective
 
 __all__ = ["OnGpus"]
 
@@ -20,8 +20,8 @@ class OnGpus(CollectivePrograms):
         self, collective: str, source: Block, target: Block, counts: Counts | None = None, root: int = 0
     ) -> None:
         if self._hosts.rail:
-            self._inside(collective, source, target, counts, root)
-            self.steps.append(Between(*self.steps.pop()))
+            arguments = self._arguments(collective, source, target, counts)
+            self.steps.append(RailCollective(*arguments, root))
 
     def _chunks(self, *arrays: Block) -> Iterator[tuple[Block, ...]]:
         yield arrays

@@ -22,7 +22,7 @@ from ringcomm.transports.cuda.group import CudaGroup, Unreachable
 from ringcomm.transports.deadline import Deadline
 from ringcomm.transports.network.gpu_programs import OnGpus
 from ringcomm.transports.network.layout import HostLayout
-from ringcomm.transports.network.steps import Between
+from ringcomm.transports.network.steps import RailCollective
 from ringcomm.transports.staging import Staging
 from ringcomm.types import COLLECTIVES, CPU_DTYPES, premul_sum, reduction
 
@@ -132,7 +132,7 @@ class HostsGpus:
         if isinstance(step, Copy):
             staging.device.copy(at(step.target), at(step.source), step.source.length * item, staging.stream)
             return
-        between = isinstance(step, Between)
+        between = isinstance(step, RailCollective)
         op = call.op if COLLECTIVES[step.collective].reduces else SUM
         if op == AVG or (op == PREMUL and between):
             op = SUM

@@ -21,7 +21,7 @@ from ringcomm.algorithms.schedule import (
 from ringcomm.algorithms.select import AlgorithmSelector
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.network.layout import HostLayout
-from ringcomm.transports.network.steps import Local, Stages, Step, pipelined
+from ringcomm.transports.network.steps import HostCollective, Stages, Step, pipelined
 from ringcomm.types import COLLECTIVES
 
 __all__ = ["Counts", "Recorder", "number_of_chunks"]
@@ -45,7 +45,7 @@ class Recorder:
         self.steps: list[Step] = []
         self.scratch = 0
         self.algorithm = ""
-        self._on_rail = slice(0)  # the steps of the last collective between hosts
+        self._rail_steps = slice(0)  # the steps of the last collective between hosts
         self._hosts, self._call, self._selector = hosts, call, selector
         source_count, target_count = call.counts()
         self._target = Block(OUT, 0, target_count)
@@ -66,10 +66,16 @@ class Recorder:
         self, collective: str, source: Block, target: Block, counts: Counts | None = None, root: int = 0
     ) -> None:
         """Run a collective on the ranks of this host."""
+        self.steps.append(HostCollective(*self._arguments(collective, source, target, counts), root))
+
+    @staticmethod
+    def _arguments(
+        collective: str, source: Block, target: Block, counts: Counts | None
+    ) -> tuple[str, Block, Block, int, tuple[int, ...]]:
+        """Return the first fields of a HostCollective or RailCollective."""
         row = COLLECTIVES[collective]
         block = source if row.given in ("ARRAY", "BLOCK") else target
-        count = 0 if row.exchanges else block.length
-        self.steps.append(Local(collective, source, target, count, tuple(counts or ()), root))
+        return collective, source, target, 0 if row.exchanges else block.length, tuple(counts or ())
 
     def _between(
         self, collective: str, source: Block, target: Block, counts: Counts | None = None, root: int = 0
@@ -83,7 +89,7 @@ class Recorder:
         begin = len(self.steps)
         if rail:
             self._run(algorithm, source, target, lengths, rail, self._hosts.host, root)
-        self._on_rail = slice(begin, len(self.steps))
+        self._rail_steps = slice(begin, len(self.steps))
 
     def _run(
         self,
@@ -133,6 +139,6 @@ class Recorder:
         for chunk in zip(*(array.split(even(array.length, number)) for array in arrays), strict=True):
             self.steps = []
             yield chunk
-            between = self._on_rail
+            between = self._rail_steps
             recorded.append(Stages(self.steps[: between.start], self.steps[between], self.steps[between.stop :]))
         self.steps = pipelined(recorded)

@@ -62,7 +62,7 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
         handle, name = _open_sockets(rank, size, sockets, config.keepalive), "sockets"
     # The survivors use the same link.
     survivors = Survivors(store.place, replace(config, link=name), connect) if store.place else None
-    return job.connected(Network(handle, job.selector(name), name, survivors), local)
+    return job.make_transport(Network(handle, job.selector(name), name, survivors), local)
 
 
 def _open_sockets(rank: int, size: int, sockets: list[int], keepalive: float) -> Any:

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from ringcomm.algorithms.schedule import Block, Copy, Exchange
 
-__all__ = ["Between", "Local", "Program", "Stages", "Step", "pipelined"]
+__all__ = ["HostCollective", "Program", "RailCollective", "Stages", "Step", "pipelined"]
 
 
-class Local(NamedTuple):
+class HostCollective(NamedTuple):
     """A collective of the ranks of this host. `count` is as in rc_call."""
 
     collective: str
@@ -20,11 +20,18 @@ class Local(NamedTuple):
     overlaps: bool = False  # it runs while the exchange before it is in flight
 
 
-class Between(Local):
-    """A collective of this rank's rail."""
+class RailCollective(NamedTuple):
+    """A collective of this rank's rail, between hosts: a step of programs for arrays on GPUs."""
+
+    collective: str
+    source: Block
+    target: Block
+    count: int  # type: ignore[assignment]  # in place of tuple.count
+    counts: tuple[int, ...]
+    root: int
 
 
-Step = Exchange | Copy | Local
+Step = Exchange | Copy | HostCollective | RailCollective
 
 
 class Program(NamedTuple):
@@ -60,4 +67,4 @@ def pipelined(chunks: Sequence[Stages]) -> list[Step]:
 
 
 def _overlapping(steps: Sequence[Step]) -> list[Step]:
-    return [step._replace(overlaps=True) if isinstance(step, Local) else step for step in steps]
+    return [step._replace(overlaps=True) if isinstance(step, HostCollective) else step for step in steps]

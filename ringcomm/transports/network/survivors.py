@@ -49,12 +49,12 @@ class Survivors:
         name, failure = f"{self.place.job}/{group}", None
         limit = reconnect_timeout(timeout)
         config = replace(self._config, start_timeout=limit)
-        left_out: set[int] = set()
+        left_out_ranks: set[int] = set()
         with connect_to_launcher(self.place, timeout, self._config.keepalive) as client:
             for _ in range(size):
                 agreed = agree(client, name, rank, range(size), members, lost, timeout)
                 survivors = agreed.survivors
-                left_out |= {*range(size)} - {*survivors, *agreed.lost}
+                left_out_ranks |= {*range(size)} - {*survivors, *agreed.lost}
                 if rank not in survivors:
                     others = f"{format_ranks(survivors)} had continued without it"
                     raise Aborted(f"rank {rank} was left out: it called shrink when {others}", rank=rank)
@@ -71,7 +71,7 @@ class Survivors:
                         failed.callback(transport.close)
                         confirm(client, place.job, store, place.rank, place.size, limit)
                         failed.pop_all()
-                    return transport, left_out
+                    return transport, left_out_ranks
                 except (PeerLost, CollectiveTimeout, Aborted) as error:
                     log.info("rank %d connects again: %s", rank, error)
                     failure = error

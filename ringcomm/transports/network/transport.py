@@ -18,24 +18,24 @@ from ringcomm.transports.core import NativeTransport
 from ringcomm.transports.network.gpus import HostsGpus
 from ringcomm.transports.network.layout import HostLayout, layout_of
 from ringcomm.transports.network.programs import program_of
-from ringcomm.transports.network.steps import Local, Program, Step
+from ringcomm.transports.network.steps import HostCollective, Program, Step
 from ringcomm.transports.network.survivors import Survivors
 from ringcomm.transports.shm import ShmTransport
 from ringcomm.transports.staging import Staging
 from ringcomm.types import COLLECTIVES
 
-__all__ = ["Network", "NetworkTransport", "first_number"]
+__all__ = ["Network", "NetworkTransport", "new_group_id"]
 
 log = logging.getLogger("ringcomm")
 
 NO_BLOCK = (0, 0, 0)
 
 
-def first_number() -> int:
-    """Return a number for the group of all processes, from which those of later groups count.
+def new_group_id() -> int:
+    """Return an id for the group of all processes, from which those of later groups count.
 
     No other job should have it: traces and flight records of several jobs may lie in one folder. UCX's tags have room
-    for numbers below 2^43.
+    for ids below 2^43.
     """
     return 1 + secrets.randbits(42)
 
@@ -45,9 +45,9 @@ class Network:
 
     def __init__(self, handle: Any, selector: AlgorithmSelector, name: str, survivors: Survivors | None = None) -> None:
         self.handle, self.selector, self.name, self.survivors = handle, selector, name, survivors
-        self._number = 0  # the greatest of a group
+        self._last_id = 0  # the greatest of a group
         self._splits = 0  # in progress
-        self._taken: set[int] = set()  # numbers, since the first split in progress began
+        self._reserved: set[int] = set()  # since the first split in progress began
         self._open_groups = 0
         self._counting = threading.Lock()
 
@@ -61,23 +61,23 @@ class Network:
             with self._counting:
                 self._splits -= 1
                 if not self._splits:
-                    self._taken.clear()
+                    self._reserved.clear()
 
-    def propose(self) -> int:
-        """Return the number of a new group, as far as this process knows."""
+    def propose_id(self) -> int:
+        """Return the id of a new group, as far as this process knows."""
         with self._counting:
-            return self._number + 1
+            return self._last_id + 1
 
-    def take(self, numbers: Sequence[int]) -> bool:
-        """Take numbers for new groups; return False if another thread has taken one of them meanwhile."""
+    def reserve_ids(self, ids: Sequence[int]) -> bool:
+        """Reserve ids for new groups; return False if another thread has reserved one of them meanwhile."""
         with self._counting:
-            if not self._taken.isdisjoint(numbers):
+            if not self._reserved.isdisjoint(ids):
                 return False
-            self._taken.update(numbers)
-            self._number = max([self._number, *numbers])
+            self._reserved.update(ids)
+            self._last_id = max([self._last_id, *ids])
             return True
 
-    def count(self, change: int) -> None:
+    def count_groups(self, change: int) -> None:
         """Count the groups that are opened and closed."""
         with self._counting:
             self._open_groups += change
@@ -93,9 +93,9 @@ class NetworkTransport(NativeTransport):
     """One rank's end of a group whose ranks run on several hosts; `local` are those of this host."""
 
     def __init__(
-        self, network: Network, number: int, members: list[int], layout: HostLayout, local: ShmTransport, parent: Any
+        self, network: Network, group_id: int, members: list[int], layout: HostLayout, local: ShmTransport, parent: Any
     ) -> None:
-        self._network, self._number, self._members = network, number, members
+        self._network, self._group_id, self._members = network, group_id, members
         self._layout, self._local, self._of_all = layout, local, parent == NULL
         size = len(members)
         rank = layout.local_ranks[layout.local_rank]
@@ -104,10 +104,10 @@ class NetworkTransport(NativeTransport):
         shares = max(map(len, layout.ranks)) > 1
         here = local.handle
         check(
-            lib.rc_network_group(network.handle, number, rank, size, members, hosts, here, parent, local.tuning, slot)
+            lib.rc_network_group(network.handle, group_id, rank, size, members, hosts, here, parent, local.tuning, slot)
         )
         self._algorithms: list[str] = []  # by number of a program
-        network.count(1)
+        network.count_groups(1)
         self._closed = False
         self._gpus: HostsGpus | None = None
         super().__init__(f"shm+{network.name}" if shares else network.name, slot[0], rank, size, local.tuning)
@@ -118,20 +118,20 @@ class NetworkTransport(NativeTransport):
         joined: list[Transport | None] = []
         with self._network.splitting():
             requests = self.all_gather_facts("split", [color, key])
-            numbers = self._agree_on_numbers(dict.fromkeys(each for each, _ in requests if each is not None))
+            ids = self._agree_on_ids(dict.fromkeys(each for each, _ in requests if each is not None))
             # No rank uses a group before all have it.
-            self.run_on_all("split", lambda: joined.append(self._join(color, key, requests, numbers)))
+            self.run_on_all("split", lambda: joined.append(self._join(color, key, requests, ids)))
         return joined[0]
 
-    def _agree_on_numbers(self, colors: Iterable[int]) -> dict[int, int]:
-        """Return a number for the group of each color, which no other group of any of these processes has."""
+    def _agree_on_ids(self, colors: Iterable[int]) -> dict[int, int]:
+        """Return an id for the group of each color, which no other group of any of these processes has."""
         while True:
-            first = max(self.all_gather_facts("split", self._network.propose()))
-            numbers = {color: first + i for i, color in enumerate(colors)}
-            if all(self.all_gather_facts("split", self._network.take([*numbers.values()]))):
-                return numbers
+            first = max(self.all_gather_facts("split", self._network.propose_id()))
+            ids = {color: first + i for i, color in enumerate(colors)}
+            if all(self.all_gather_facts("split", self._network.reserve_ids([*ids.values()]))):
+                return ids
 
-    def _join(self, color: int | None, key: int, requests: list[Any], numbers: dict[int, int]) -> Transport | None:
+    def _join(self, color: int | None, key: int, requests: list[Any], ids: dict[int, int]) -> Transport | None:
         local = self._local.split(color, key)
         if color is None or local is None:
             return None
@@ -142,7 +142,7 @@ class NetworkTransport(NativeTransport):
         if len(layout.ranks) == 1:
             return local
         processes = [self._members[rank] for rank in members]
-        return type(self)(self._network, numbers[color], processes, layout, local, self.handle)
+        return type(self)(self._network, ids[color], processes, layout, local, self.handle)
 
     def shrink(self, timeout: float) -> Transport:
         survivors = self._network.survivors
@@ -153,12 +153,12 @@ class NetworkTransport(NativeTransport):
         with suppress(RingcommError):  # the first failure stays
             self.fail(Aborted(f"rank {self.rank} has called shrink", rank=self.rank))
         timeout = self.timeout if timeout < 0 else timeout
-        name = f"{self._number} of {min(self._members)}"  # groups without a common process may have one number
+        name = f"{self._group_id} of {min(self._members)}"  # groups without a common process may have one id
         elastic = survivors.place.max_restarts is not None  # the launchers end those that are left out
         members = survivors.place.members if self._of_all and elastic else ()
-        shrunk, left_out = survivors.regroup(name, self.rank, self.size, members, self.lost, timeout)
-        if left_out and shrunk.rank == 0:
-            log.warning("shrink left out %s, which did not come in time", format_ranks(left_out))
+        shrunk, left_out_ranks = survivors.regroup(name, self.rank, self.size, members, self.lost, timeout)
+        if left_out_ranks and shrunk.rank == 0:
+            log.warning("shrink left out %s, which did not call shrink in time", format_ranks(left_out_ranks))
         return shrunk
 
     def allocate(self, description: str, size: int) -> Any:
@@ -193,7 +193,7 @@ class NetworkTransport(NativeTransport):
             return False
         if not self._closed:
             self._closed = True
-            self._network.count(-1)
+            self._network.count_groups(-1)
         return self._local.close()
 
     def path(self) -> tuple[str, int]:
@@ -234,7 +234,8 @@ def _fill(native: Any, step: Step, keep: list[Any]) -> None:
         native.kind, native.dest, native.source = lib.RC_STEP_EXCHANGE, step.dest, step.source
         native.outgoing, native.incoming = _block(step.outgoing), _block(step.incoming)
         native.operand = _block(step.operand) if step.operand else NO_BLOCK
-    elif isinstance(step, Local):
+    else:
+        assert isinstance(step, HostCollective), "a RailCollective is not of programs in host memory"
         native.kind, native.collective, native.root = lib.RC_STEP_LOCAL, COLLECTIVES[step.collective].code, step.root
         native.outgoing, native.incoming, native.count = _block(step.source), _block(step.target), step.count
         native.overlaps = step.overlaps

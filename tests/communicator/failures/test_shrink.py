@@ -168,7 +168,7 @@ def one_runs_and_one_is_stopped(comm):
 
 def test_the_survivors_say_who_was_left_out():
     found, _ = survivors_of(one_runs_and_one_is_stopped, 5)
-    text = "shrink left out rank {}: it did not come in time, and its process {} {}"
+    text = "shrink left out rank {}: it did not call shrink in time, and its process {} {}"
     assert found[0] == [text.format(1, found[1], "is stopped"), text.format(2, found[2], "runs")]
     assert found[3] == found[4] == []
 

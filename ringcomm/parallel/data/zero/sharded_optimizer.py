@@ -125,17 +125,7 @@ class ShardedOptimizer(GradientSync, Training):
         lists += [(grid.dp_cp, [each]) for each in groups if each.requires_grad]  # in buckets that are cut alike
         partitions = [Partition(listed, axis) for axis, listed in lists]
         self._shards = [ParameterShard(each, originals) for each in partitions]
-        pools: dict[Any, BufferPool] = defaultdict(BufferPool)
-        gradients = [
-            GradientShard(
-                each,
-                pools[each.dp, kind(each.parameters[0])] if stage == 2 else None,
-                groups.get(each.parameters[0]),
-                keeps_memory=not shard.has_masters,
-            )
-            for each, shard in zip(partitions, self._shards, strict=True)
-        ]
-        GradientSync.__init__(self, self.chunks, grid.dp_cp, gradients)
+        GradientSync.__init__(self, self.chunks, grid.dp_cp, _gradient_shards(partitions, self._shards, groups, stage))
         self.tied = groups.keys()
         self._pieces = {parameter: piece for shard in self._shards for parameter, piece in shard.pieces.items()}
         self._states = ShardStates(self.optimizer, self._shards)
@@ -282,6 +272,25 @@ class ShardedOptimizer(GradientSync, Training):
             counts = torch.tensor([float(parameter in counted) for parameter in grads], device=total.device)
             total = (torch.stack(norms).square() * counts).sum()  # 0 · infinity is nan
         return all_reduced(total, self.grid.world).sqrt()
+
+
+def _gradient_shards(
+    partitions: list[Partition],
+    shards: list[ParameterShard],
+    groups: Mapping[nn.Parameter, dist.ProcessGroup],
+    stage: int,
+) -> list[GradientShard]:
+    """Return the gradients of these shards of parameters; in stage 2 those alike in ranks and dtype share buffers."""
+    pools: dict[Any, BufferPool] = defaultdict(BufferPool)
+    return [
+        GradientShard(
+            each,
+            pools[each.dp, kind(each.parameters[0])] if stage == 2 else None,
+            groups.get(each.parameters[0]),
+            keeps_memory=not shard.has_masters,
+        )
+        for each, shard in zip(partitions, shards, strict=True)
+    ]
 
 
 def _check_options(

@@ -17,13 +17,13 @@ from torch import Tensor
 from ringcomm.errors import refuse
 from ringcomm.torch.timeouts import timeout_of
 
-__all__ = ["ALL", "PeerChannel", "Rows", "abort", "abort_on_error", "close", "connect"]
+__all__ = ["ALL", "PeerConnection", "Rows", "abort", "abort_on_error", "close", "connect"]
 
 ALL: Final = slice(None)
 Rows = Tensor | slice | None  # of a part: their numbers, ALL, or none
 
 
-class PeerChannel:
+class PeerConnection:
     """Messages to `peer` in a group of two; `parts` are the rows of parameters on the server, from `starts` on."""
 
     def __init__(self, peer: int, group: Any, parts: list[Tensor], starts: list[int]) -> None:
@@ -76,8 +76,8 @@ class PeerChannel:
 
 def connect(
     parameters: Sequence[Tensor], servers: Sequence[int], timeout: timedelta | None, *, serves: bool
-) -> list[PeerChannel]:
-    """Return the channels of this rank: a server's to all workers, or a worker's to all servers, in order."""
+) -> list[PeerConnection]:
+    """Return the connections of this rank: a server's to all workers, or a worker's to all servers, in order."""
     rank, size = dist.get_rank(), dist.get_world_size()
     workers = {*range(size)} - {*servers}
     if not servers or not workers or len(workers) + len(servers) > size or serves != (rank in servers):
@@ -85,14 +85,14 @@ def connect(
         raise refuse("servers", f"ranks below {size}, not all, with rank {rank} {role} them", [*servers])
     _check_equal(parameters, size)
     whole = [parameter.detach() if parameter.dim() else parameter.detach().view(1) for parameter in parameters]
-    channels = []
+    connections = []
     for (place, server), worker in product(enumerate(servers), sorted(workers)):
         group = dist.new_group([server, worker], timeout or timeout_of())
         if rank in (server, worker):
             starts, ends = ([len(x) * i // len(servers) for x in whole] for i in (place, place + 1))
             parts = [x[start:end] for x, start, end in zip(whole, starts, ends, strict=True)]
-            channels.append(PeerChannel(server + worker - rank, group, parts, starts))
-    return channels
+            connections.append(PeerConnection(server + worker - rank, group, parts, starts))
+    return connections
 
 
 def _check_equal(parameters: Iterable[Tensor], size: int) -> None:
@@ -105,21 +105,21 @@ def _check_equal(parameters: Iterable[Tensor], size: int) -> None:
                 raise refuse(f"parameter {number} of rank {rank}", f"as on rank 0, {first}", other)
 
 
-def close(channels: Iterable[PeerChannel]) -> None:
-    for channel in channels:
-        dist.destroy_process_group(channel.group)
+def close(connections: Iterable[PeerConnection]) -> None:
+    for connection in connections:
+        dist.destroy_process_group(connection.group)
 
 
-def abort(channels: Iterable[PeerChannel]) -> None:
-    for channel in channels:
-        channel.group.abort()
+def abort(connections: Iterable[PeerConnection]) -> None:
+    for connection in connections:
+        connection.group.abort()
 
 
 @contextmanager
-def abort_on_error(channels: Iterable[PeerChannel]) -> Iterator[None]:
-    """Abort the channels if this rank fails inside the block, so that no peer waits for it."""
+def abort_on_error(connections: Iterable[PeerConnection]) -> Iterator[None]:
+    """Abort the connections if this rank fails inside the block, so that no peer waits for it."""
     try:
         yield
     except BaseException:
-        abort(channels)
+        abort(connections)
         raise
