@@ -2,10 +2,9 @@
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import partial
 
 from ringcomm.bootstrap.membership import RECONNECT_TIMEOUT, TOO_LATE, Membership, Plan, place_in
 from ringcomm.bootstrap.place import Place
@@ -73,7 +72,14 @@ class ElasticRank:
 
         patience = transport.timeout + (timeout if transport.rank else 0.0)
         job = transport.run_on_all("grow", publish, patience)[0]
-        return self._connect_as_planned(self._membership.find_plan(job, transport.check)) if job else None
+        if not job:
+            return None
+        plan = self._membership.find_plan(job, transport.check)
+        try:
+            return self._connect_as_planned(plan)
+        except RingcommError as error:
+            error.collective = "grow"
+            raise
 
     def resume(self, comm: Communicator, left_out: Sequence[int]) -> None:
         """See ElasticJob: the launcher ends what was left out, and restarts it."""
@@ -100,19 +106,8 @@ class ElasticRank:
             if not self._registered:
                 failed.callback(self._membership.unregister)
                 self._membership.register(os.getpid(), joined=False)
-            wait = comm.barrier if place is self.place else partial(opened.all_gather_facts, "grow", None)
-            self._confirm(place.job, wait, config.start_limit)
+            self._membership.confirm(place, store, config.start_limit)
             failed.pop_all()
         self._membership.register(os.getpid(), joined=True)
         self._registered, self._current = True, weakref.ref(comm)
         return comm
-
-    def _confirm(self, job: str, wait: Callable[..., object], timeout: float) -> None:
-        """Return on all ranks, once all are connected and registered; or raise on all. `wait` awaits them."""
-        failure: RingcommError | None = None
-        try:
-            wait(timeout=timeout)
-        except RingcommError as error:  # a rank may be lost when some have returned from `wait`, and others have not
-            failure = error
-        if not self._membership.confirm(job, connected=failure is None):
-            raise failure or PeerLost("a rank was lost before all had connected")

@@ -80,7 +80,7 @@ def _connect_under_torchrun(config: Config) -> Communicator:
     # torchrun serves a store that only torch can open; nothing else of ringcomm.init imports torch.
     from ringcomm.bootstrap.torch_store import start_under_torchrun
 
-    with start_under_torchrun(config.start_limit, config.host_id) as start:
+    with start_under_torchrun(config) as start:
         return connect(start.rank, start.size, start.store, config, start.hosts)
 
 

@@ -2,36 +2,32 @@
 
 import errno
 import itertools
-import logging
-import math
 import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Self
 
-from ringcomm.bootstrap.endpoint import Endpoint
-from ringcomm.bootstrap.key_values import PRESENT
-from ringcomm.bootstrap.place import Place, is_between_hosts
+from ringcomm.bootstrap.place import UNIX, Place, is_between_hosts
 from ringcomm.bootstrap.start_errors import missing_key, missing_ranks, rank_in_job
-from ringcomm.bootstrap.wire import unix
+from ringcomm.bootstrap.wire import tcp, unix
 from ringcomm.bootstrap.wire.framing import (
     ENDED,
     MESSAGE_BYTES,
     Frame,
     MessageSocket,
     broken,
+    close_in_children,
     decode,
     encode,
     failure_of,
     hang_up,
 )
-from ringcomm.bootstrap.wire.keepalive import probe_now
+from ringcomm.bootstrap.wire.keepalive import KEEPALIVE, probe_now
 from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost, RingcommError, encode_error
 
-__all__ = ["ANSWER_TIMEOUT", "Client"]
-
-log = logging.getLogger("ringcomm")
+__all__ = ["ANSWER_TIMEOUT", "SLICE", "Client", "Endpoint", "find_endpoint"]
 
 ANSWER_TIMEOUT = 5.0  # seconds for an answer, after the time of the question
 SLICE = 0.02  # seconds between two calls of `meanwhile`
@@ -52,12 +48,11 @@ class Client:
         watch: is called with each change of a key (of the session of the members)
         noun: what its members are
         patience: seconds for an answer, after the time of the question
-        warn_after: seconds before a line says that this process waits for the server
     """
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: "Endpoint",
         session: str,
         place: Place,
         timeout: float,
@@ -66,7 +61,6 @@ class Client:
         watch: Callable[[Frame], object] | None = None,
         noun: str = "rank",
         patience: float = ANSWER_TIMEOUT,
-        warn_after: float = math.inf,
     ) -> None:
         self._endpoint, self._place, self._noun = endpoint, place, noun
         self.members = place.members
@@ -76,8 +70,8 @@ class Client:
         process = process or f"process {os.getpid()}{here}"
         who = {"rank": place.rank, "size": place.size, "members": place.members, "process": process}
         hello = encode("join", session=session, watch=watch is not None, secret=endpoint.secret, **who)
-        self._socket = self._join(hello, timeout, warn_after)
-        unix.close_in_children(self._socket)
+        self._socket = self._join(hello, timeout)
+        close_in_children(self._socket)
 
     def __enter__(self) -> Self:
         return self
@@ -92,7 +86,7 @@ class Client:
 
     @property
     def server(self) -> str:
-        return self._place.store if is_between_hosts(self._place.store) else ""
+        return self._endpoint.address
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -113,13 +107,16 @@ class Client:
         raise missing_key(key, timeout)
 
     def find(self, key: str, timeout: float = 0.0, meanwhile: Callable[[], object] | None = None) -> bytes | None:
-        """Return the value of a key; None if it is not set within `timeout` seconds. `meanwhile`: see `ask`."""
+        """Return the value of a key; None if it is not set within `timeout` seconds.
+
+        `meanwhile` is called again and again, and may raise what ends the wait.
+        """
         answer = self._get(key, timeout, meanwhile)
         return answer.payload if answer.kind == "value" else None
 
     def keys(self, begin: str) -> list[str]:
         """Return the keys that begin so (of the session of the members)."""
-        found: list[str] = self.ask("keys", 0, begin=begin).fields["keys"]
+        found: list[str] = self.ask("keys", begin=begin).fields["keys"]
         return found
 
     def abort(self, error: RingcommError) -> None:
@@ -127,7 +124,7 @@ class Client:
             self.tell("abort", encode_error(error).encode())
 
     def check(self) -> None:
-        self.get(PRESENT, timeout=0)
+        self.find("")
 
     def close(self) -> None:
         """Leave the session."""
@@ -144,20 +141,12 @@ class Client:
             raise self._endpoint.lost(broken(error)) from None
 
     def ask(
-        self, kind: str, seconds: float, meanwhile: Callable[[], object] | None = None, /, **fields: object
+        self, kind: str, seconds: float = 0.0, meanwhile: Callable[[], object] | None = None, /, **fields: object
     ) -> Frame:
-        """Return the answer to a question that the server answers within `seconds`, or raise its failure.
-
-        `meanwhile` is called again and again, and may raise what ends the wait.
-        """
-        number = self.put(kind, **fields)
+        """Return the answer to a question that the server answers within `seconds`, or raise its failure."""
         limit = seconds + self._patience
-        deadline = time.monotonic() + limit
-        while (left := deadline - time.monotonic()) > 0:
-            if answer := self.receive(number, min(left, SLICE) if meanwhile else left):
-                return answer
-            if meanwhile:
-                meanwhile()
+        if answer := self._await(self.put(kind, **fields), limit, meanwhile):
+            return answer
         raise self._endpoint.silent(limit)
 
     def put(self, kind: str, **fields: object) -> int:
@@ -192,14 +181,22 @@ class Client:
         return message
 
     def _get(self, key: str, timeout: float, meanwhile: Callable[[], object] | None = None) -> Frame:
-        # The server keeps the time: it knows who is missing.
-        return self.ask("get", timeout, meanwhile, key=key, timeout=timeout)
+        if timeout > 0 and (answer := self._await(self.put("get", key=key, wait=True), timeout, meanwhile)):
+            return answer
+        return self.ask("get", key=key, wait=False)  # the server knows who is missing
 
-    def _join(self, hello: bytes, timeout: float, warn_after: float) -> MessageSocket:
+    def _await(self, number: int, seconds: float, meanwhile: Callable[[], object] | None) -> Frame | None:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if answer := self.receive(number, min(left, SLICE) if meanwhile else left):
+                return answer
+            if meanwhile:
+                meanwhile()
+        return None
+
+    def _join(self, hello: bytes, timeout: float) -> MessageSocket:
         """Connect as soon as the server listens, and say who this is."""
-        start = time.monotonic()
-        deadline, quiet_until = start + timeout, start + warn_after
-        pause, logged = 0.001, ""
+        deadline, pause = time.monotonic() + timeout, 0.001
         while True:
             # Refused, busy or disconnected: the server does not listen yet. No call waits for that, so poll.
             failure = "it closed the connection"
@@ -212,15 +209,8 @@ class Client:
                 failure = error.strerror or str(error)
                 if self._endpoint.always_up and isinstance(error, ConnectionRefusedError):
                     raise self._endpoint.lost(ENDED) from None
-                if isinstance(error, unix.UntrustedServer) and failure != logged:
-                    log.warning("refused to join: %s", failure)
-                    logged = failure
             if time.monotonic() + pause > deadline:
                 raise self._endpoint.silent(timeout, failure)
-            if time.monotonic() > quiet_until:
-                text = "%s did not answer within %g s (%s); waiting up to %g s"
-                log.warning(text, self._endpoint.name, warn_after, failure, timeout)
-                quiet_until = math.inf
             time.sleep(pause)
             pause = min(2 * pause, 0.05)  # short beside the start of an interpreter
 
@@ -247,3 +237,52 @@ class Client:
         if isinstance(error, CollectiveTimeout) and own in (error.got or ()):
             return CollectiveTimeout(f"this {self._noun} came too late: {error}", rank=error.rank, got=error.got)
         return error
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """How to reach the server of a session, and the errors of its loss and its silence.
+
+    Attributes:
+        name: of the server, for these errors
+        connect: takes the seconds for it
+        secret: what a member sends; None: the connection has proved it
+        rank: of the server in the job; None: it is a launcher
+        suffix: of the errors
+        always_up: it has listened since the job began: where nothing does, it has ended
+        address: at which other hosts reach it, or another server of the job; "" if there is none
+    """
+
+    name: str
+    connect: Callable[[float], MessageSocket]
+    secret: str | None = None
+    rank: int | None = None
+    suffix: str = ""
+    always_up: bool = False
+    address: str = ""
+
+    def lost(self, how: str) -> PeerLost:
+        return PeerLost(f"{self.name} {how}{self.suffix}", rank=self.rank)
+
+    def silent(self, seconds: float, reason: str = "") -> CollectiveTimeout:
+        why = f" ({reason})" if reason else ""
+        text = f"{self.name} did not answer within {seconds:g} s{why}{self.suffix}"
+        return CollectiveTimeout(text, rank=self.rank, got=None if self.rank is None else [self.rank])
+
+
+def find_endpoint(place: Place, keepalive: float = KEEPALIVE) -> Endpoint:
+    """Return the endpoint of the server of a job: the launcher, or rank 0 where another launcher has started it."""
+    store = place.store
+    if is_between_hosts(store):
+        secret = os.fsencode(place.secret)
+        name = f"the launcher of node 0 ({store})"
+        return Endpoint(name, lambda seconds: tcp.connect(store, secret, seconds, keepalive), address=store)
+    address = unix.user_address(store.removeprefix(UNIX) or place.job)
+    rank = None if store else rank_in_job(place.members, 0)
+    return Endpoint(
+        name="the launcher" if store else f"rank {rank}",
+        connect=lambda seconds: unix.connect(address, seconds, MessageSocket),
+        secret=place.secret,
+        rank=rank,
+        suffix="" if store else " during startup",
+    )

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Self
 
 from ringcomm.bootstrap.facts import all_gather_facts
-from ringcomm.bootstrap.process_watch import open_pidfd
+from ringcomm.bootstrap.processes import open_pidfd
 from ringcomm.bootstrap.start_errors import lost_in_start, missing_ranks, rank_in_job
 from ringcomm.bootstrap.store import Store, shared_failure
 from ringcomm.bootstrap.wire.framing import HELLO_BYTES, MESSAGE_BYTES, Frame, decode, encode
@@ -30,12 +30,11 @@ from ringcomm.bootstrap.wire.unix import (
     MAX_DESCRIPTORS,
     DescriptorSocket,
     UnixGate,
-    UntrustedServer,
     close_descriptors,
     connect,
     credentials,
 )
-from ringcomm.errors import ArgumentError, PeerLost, RingcommError
+from ringcomm.errors import ArgumentError, PeerLost
 from ringcomm.machine import descriptors
 
 __all__ = ["REPORT_TIMEOUT", "Exchanged", "exchange_descriptors"]
@@ -242,8 +241,6 @@ class _Client:
                 time.sleep(BACKLOG_PAUSE)
             except ConnectionRefusedError:
                 raise self._server_lost() from None
-            except UntrustedServer as error:
-                raise RingcommError(f"refused the descriptors of rank 0: {error}") from None
         self._server = self._held.enter_context(server)
         pidfd = open_pidfd(os.getpid(), self._in_job(self._rank))
         try:

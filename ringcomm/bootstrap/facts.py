@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ringcomm.bootstrap.client import ANSWER_TIMEOUT, Client
+from ringcomm.bootstrap.session import connected_key
 from ringcomm.bootstrap.start_errors import missing_ranks
 from ringcomm.bootstrap.store import Store
-from ringcomm.errors import CollectiveTimeout
+from ringcomm.errors import PeerLost, RingcommError
 
-__all__ = ["SLICE", "all_gather_facts"]
-
-SLICE = 0.05  # seconds between two calls of `meanwhile`
+__all__ = ["all_gather_facts", "confirm"]
 
 
 def all_gather_facts(
@@ -26,41 +26,43 @@ def all_gather_facts(
     fact: Any,
     timeout: float,
     meanwhile: Callable[[], object] | None = None,
+    member: str = "rank",
 ) -> list[Any]:
     """Return the fact of each rank. `name` is for this exchange alone; `meanwhile` is called while this rank waits.
 
-    Raises CollectiveTimeout naming all ranks whose facts have not come within `timeout` seconds, and what another rank
-    has told the store.
+    Raises CollectiveTimeout naming all ranks, or other members, whose facts have not come within `timeout` seconds, and
+    what another rank has told the store.
     """
     deadline = time.monotonic() + timeout
     keys, table = [f"{name}/{each}" for each in range(size)], f"{name}/table"
 
     def find(key: str) -> bytes | None:
-        """Return the value of a key as soon as it is set; None if it is not until the deadline."""
-        while True:
-            left = max(0.0, deadline - time.monotonic())
-            wait = min(left, SLICE) if meanwhile else left
-            try:
-                return store.get(key, wait)
-            except CollectiveTimeout:
-                store.check()  # another rank may have failed
-                if wait == left:
-                    return None
-            if meanwhile:
-                meanwhile()
-
-    def collect() -> list[bytes]:
-        found = [find(key) for key in keys]
-        if missing := [other for other, value in enumerate(found) if value is None]:
-            raise missing_ranks(missing, size, timeout, members=store.members)
-        return [value for value in found if value is not None]
+        return store.find(key, max(0.0, deadline - time.monotonic()), meanwhile)
 
     store.set(keys[rank], json.dumps(fact).encode())
-    if rank == 0:
-        store.set(table, b"[" + b",".join(collect()) + b"]")
-    published = find(table)
-    if published is None:
-        collect()  # names the ranks that are late
-        raise missing_ranks([0], size, timeout, members=store.members)
-    found: list[Any] = json.loads(published)
-    return found
+    published = find(table) if rank else None
+    if published is None:  # on other ranks than 0, to name those that are late
+        found = [find(key) for key in keys]
+        missing = [other for other, value in enumerate(found) if value is None]
+        if rank or missing:
+            raise missing_ranks(missing or [0], size, timeout, member, store.members)
+        published = b"[" + b",".join(value or b"" for value in found) + b"]"
+        store.set(table, published)
+    facts: list[Any] = json.loads(published)
+    return facts
+
+
+def confirm(client: Client, start: str, store: Store, rank: int, size: int, timeout: float) -> None:
+    """Return on all ranks of a start, once all have connected, or raise on all.
+
+    A rank may be lost when some have heard from all, and others have not: the first to say so, in a session that
+    outlasts the start, decides for all.
+    """
+    failure: RingcommError | None = None
+    try:
+        all_gather_facts(store, "connected", rank, size, None, timeout)
+    except RingcommError as error:
+        failure = error
+    client.tell("propose", b"false" if failure else b"true", key=connected_key(start))
+    if client.find(connected_key(start), ANSWER_TIMEOUT) != b"true":
+        raise failure or PeerLost("a rank was lost before all had connected")

@@ -21,10 +21,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ringcomm.bootstrap.client import Client
-from ringcomm.bootstrap.endpoint import find_endpoint
+from ringcomm.bootstrap.client import Client, find_endpoint
+from ringcomm.bootstrap.facts import confirm
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.session import MEMBERS
+from ringcomm.bootstrap.store import Store
 from ringcomm.errors import CollectiveTimeout
 
 __all__ = [
@@ -33,7 +34,6 @@ __all__ = [
     "Member",
     "Membership",
     "Plan",
-    "any_member",
     "reconnect_timeout",
     "removed",
 ]
@@ -64,27 +64,8 @@ def reconnect_timeout(timeout: float) -> float:
     return max(LEAST_RECONNECT_TIMEOUT, min(timeout, RECONNECT_TIMEOUT))
 
 
-def any_member(keys: Iterable[str]) -> bool:
-    return any(key.startswith("member/") for key in keys)
-
-
 def removed(rank: int) -> str:
     return f"removed/{rank}"
-
-
-def requests_of(keys: Iterable[str]) -> dict[int, str]:
-    """Return the request of each rank that waits to join."""
-    found = [key.split("/") for key in keys if key.startswith("join/")]
-    return {int(rank): request for _, rank, request in found}
-
-
-def ranks_under(begin: str, keys: Iterable[str]) -> set[int]:
-    return {int(key.removeprefix(begin)) for key in keys if key.startswith(begin)}
-
-
-def new_plan(place: Place, ranks: Iterable[int]) -> Plan:
-    """Return the plan of a group of these ranks of the job."""
-    return {"ranks": sorted(ranks), "job": f"{place.job}+{secrets.token_hex(8)}"}
 
 
 def place_in(plan: Plan, place: Place) -> Place:
@@ -118,14 +99,9 @@ class Membership:
         for process in processes:
             self._store.set(f"left_out/{self._place.first}/{process}", b"")
 
-    def confirm(self, job: str, connected: bool) -> bool:
-        """Return whether the ranks of a start are a group, for all alike.
-
-        They are if the first to call this has found that all are `connected`. `job` is the name of the start.
-        """
-        key = f"connected/{job}"
-        self._store.tell("propose", json.dumps(connected).encode(), key=key)
-        return self._store.find(key, RECONNECT_TIMEOUT) == b"true"
+    def confirm(self, place: Place, store: Store, timeout: float) -> None:
+        """Return on all ranks of a start once all have connected, or raise on all; `place` is that of this rank."""
+        confirm(self._store, place.job, store, place.rank, place.size, timeout)
 
     # --- of a rank that was restarted
 
@@ -140,7 +116,7 @@ class Membership:
         self._store.set(key, b"")
         while (left := deadline - time.monotonic()) > 0:
             with suppress(CollectiveTimeout):  # the launcher is slow
-                if not any_member(self._store.keys("member/")):
+                if not self._store.keys("member/"):
                     raise SystemExit(TOO_LATE)
                 if plan := self._store.find(f"plan/{request}", min(left, JOINER_POLL_INTERVAL)):
                     self._store.tell("delete", key=key)
@@ -170,7 +146,7 @@ class Membership:
         for key in self._plans:  # of earlier calls: whoever was to read them has come again, or is lost
             self._store.tell("delete", key=key)
         joiners = self._wait_for(missing, timeout, check)
-        plan = new_plan(self._place, [*members, *joiners])
+        plan = {"ranks": sorted([*members, *joiners]), "job": f"{self._place.job}+{secrets.token_hex(8)}"}
         self._plans = [f"plan/{reader}" for reader in (plan["job"], *joiners.values()) if joiners]
         for key in self._plans:
             self._store.set(key, json.dumps(plan).encode())
@@ -181,9 +157,9 @@ class Membership:
         deadline = time.monotonic() + timeout
         while True:
             # Anew each time: one that has come may have died, and come again with another request.
-            requests = requests_of(self._store.keys("join/"))
-            found = {rank: request for rank, request in requests.items() if rank in ranks}
-            absent = ranks - found.keys() - ranks_under("removed/", self._store.keys("removed/"))
+            requests = [key.split("/")[1:] for key in self._store.keys("join/")]
+            found = {int(rank): request for rank, request in requests if int(rank) in ranks}
+            absent = ranks - found.keys() - {int(key.split("/")[1]) for key in self._store.keys("removed/")}
             left = deadline - time.monotonic()
             if not absent or left <= 0:
                 return found

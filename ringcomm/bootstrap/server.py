@@ -1,6 +1,7 @@
 """The thread that serves the sessions of a job: in its launcher, or in rank 0 where another launcher has started it."""
 
 import hmac
+import math
 import os
 import secrets
 import socket
@@ -10,9 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from ringcomm.bootstrap.key_values import Replies
 from ringcomm.bootstrap.place import UNIX, Place
-from ringcomm.bootstrap.session import MEMBERS, SHRINK, MemberStore, Refused, ServedSession, Start
+from ringcomm.bootstrap.session import MEMBERS, SHRINK, BaseSession, MemberStore, Refused, Replies, Start
 from ringcomm.bootstrap.shrink import Shrink
 from ringcomm.bootstrap.start_errors import lost_in_start
 from ringcomm.bootstrap.wire.framing import (
@@ -44,15 +44,14 @@ MALFORMED = "malformed request"
 @contextmanager
 def serving(server: "Server", late: float) -> Iterator[None]:
     """Close the server at the end. After an exception it tells the failure to ranks that come within `late` seconds."""
+    patience = 0.0  # an interrupted start ends at once
     try:
         yield
     except Exception:
-        server.close(late)
+        patience = late
         raise
-    except BaseException:  # an interrupted start ends at once
-        server.close()
-        raise
-    server.close()
+    finally:
+        server.close(patience)
 
 
 @contextmanager
@@ -78,93 +77,55 @@ class Server(threading.Thread):
     ) -> None:
         super().__init__(name="ringcomm store", daemon=True)
         self._secret = None if secret is None else os.fsencode(secret)
-        self.membership = MemberStore(self._end_starts_of_the_lost)
-        shrink = Shrink(self._end_start, lambda key: self._send(self.membership.set(key, b"")))
-        self._sessions: dict[str, ServedSession] = {MEMBERS: self.membership, SHRINK: shrink}
+        self.membership = MemberStore()
+        self._shrink = Shrink(self._end_start, lambda key: self._send(self.membership.set(key, b"")))
         self._main = main[1] if main else None
         self._starts: dict[str, Start] = dict([main] if main else [])
-        self._failed: dict[str, Start] = {}  # starts that all have left, for ranks that arrive late
-        self._joined: dict[MessageSocket, ServedSession] = {}
+        self._joined: dict[MessageSocket, BaseSession] = {}
         self._late = 0.0
         self._peers = PeerServer(gate, self._receive, rank)
         self._woken, self._waker = socket.socketpair()
         self._peers.call_on(self._woken, self._note_closed)
-        self._closed_at: float | None = None
+        self._closed_at = math.inf
         with starting(f"the thread {self.name!r}"):
             self.start()
 
     def close(self, late: float = 0.0) -> None:
         """End once the members of the main session have left too, or after LINGER seconds.
 
-        After that, ranks that arrive within `late` seconds are told about a failure.
+        After a failure that ranks are told that arrive within `late` seconds, the caller does not wait for them. The
+        process does, when it exits.
         """
         self._late = late
-        with suppress(OSError):  # the thread has failed
+        with suppress(OSError):  # the thread has ended
             self._waker.send(b"\0")
-        self.join()
-        self._waker.close()
+        self.join(HANDOVER if late else None)
+        if self.is_alive():
+            with suppress(RuntimeError):  # no thread can be started
+                threading.Thread(target=self.join, daemon=False).start()
 
     def run(self) -> None:
         try:
-            self._run()
-        except BaseException:  # so that clients hear of it at once
-            self._end()
-            raise
-
-    def _run(self) -> None:
-        while not self._finished():
-            self._serve(self._select_timeout())
-        while self._serve(0):  # ranks that have connected meanwhile get the failure too
-            pass
-        if self._late and self._main and self._main.failure and not self._all_have_left(self._main):
-            # The caller of `close` does not wait for them. The process does, when it exits: their thread is no daemon.
-            with suppress(RuntimeError):  # no thread can be started
-                told = threading.Thread(target=self._tell_late_ranks, args=(self._main,), daemon=False)
-                told.start()
-                return
-        self._end()
-
-    def _end(self) -> None:
-        self._peers.close()
-        self._woken.close()
-
-    def _tell_late_ranks(self, main: Start) -> None:
-        """Tell the failure to late ranks, and to ranks that have not asked yet."""
-        start = time.monotonic()
-        try:
-            while not self._all_have_left(main):
-                limit = LINGER if main.complete else max(self._late, LINGER if main.present else 0.0)
-                if (left := start + limit - time.monotonic()) <= 0:
-                    break
-                self._serve(left)
-        finally:
-            self._end()
-
-    def _all_have_left(self, main: Start) -> bool:
-        return main.complete and not main.present
+            while (left := self._end_at() - time.monotonic()) > 0:
+                self._serve(min(left, max(0.0, self._shrink.due() - time.monotonic()), MAX_WAIT))
+            while self._serve(0):  # ranks that have connected meanwhile get the failure too
+                pass
+        finally:  # so that clients hear of it at once, also if this thread fails
+            self._peers.close()
+            self._woken.close()
+            self._waker.close()
 
     def _note_closed(self) -> None:
         self._woken.recv(1)
         self._closed_at = time.monotonic()
 
-    def _finished(self) -> bool:
-        if self._closed_at is None:
-            return False
-        main = self._main
-        if main is None or not (main.complete or main.failure) or not main.present:
-            return True
-        return time.monotonic() > self._deadline(self._closed_at)
-
-    def _deadline(self, closed_at: float) -> float:
-        """Return until when to wait for the others: rank 0 must not get a failure much later than they do."""
-        failed = self._main and self._main.failure and self._late
-        return closed_at + (HANDOVER if failed else LINGER)
-
-    def _select_timeout(self) -> float:
-        due = [session.due() for session in (*self._sessions.values(), *self._starts.values())]
-        if self._closed_at is not None:
-            due.append(self._deadline(self._closed_at))
-        return min(max(0.0, min(due) - time.monotonic()), MAX_WAIT)
+    def _end_at(self) -> float:
+        main, seconds = self._main, 0.0
+        if main and main.present and (main.complete or main.failure):
+            seconds = LINGER
+        if main and main.failure and not main.complete:
+            seconds = max(seconds, self._late)
+        return self._closed_at + seconds
 
     def _serve(self, timeout: float) -> bool:
         """Handle what comes within `timeout` seconds; return whether anything came."""
@@ -174,8 +135,11 @@ class Server(threading.Thread):
             for start in self._starts.values():
                 start.fail(error)
             served = True
-        for session in (*self._sessions.values(), *self._starts.values()):
-            self._send(session.poll())
+        if self.membership.lost:
+            self._end_starts_of_the_lost()
+        self._send(self._shrink.poll())
+        for start in self._starts.values():
+            self._send(start.poll())
         self._sweep()
         return served
 
@@ -221,22 +185,20 @@ class Server(threading.Thread):
         except Refused as refused:
             self._refuse(peer, str(refused))
             return
-        if session.has(peer):
+        if peer in session.present:
             self._joined[peer] = session
-            self._end_starts_of_the_lost()
         else:  # it has got the failure
             self._peers.drop(peer)
 
-    def _session(self, hello: Frame) -> ServedSession:
+    def _session(self, hello: Frame) -> BaseSession:
         name, size, in_job = str(hello.fields["session"]), int(hello.fields["size"]), hello.fields["members"]
-        if name in self._sessions:
-            return self._sessions[name]
+        if name == MEMBERS:
+            return self.membership
+        if name == SHRINK:
+            return self._shrink
         if len(members := [*map(int, in_job)]) not in (0, size):
             raise ValueError(in_job)
-        return self._start_named(name, size, members)
-
-    def _start_named(self, name: str, size: int, members: list[int]) -> Start:
-        return self._failed.get(name) or self._starts.setdefault(name, Start(size, members))
+        return self._starts.setdefault(name, Start(size, members))
 
     def _refuse(self, peer: MessageSocket, reason: str) -> None:
         self._joined.pop(peer, None)
@@ -244,19 +206,16 @@ class Server(threading.Thread):
         self._peers.refuse(peer, reason)
 
     def _end_start(self, name: str, size: int, error: RingcommError) -> None:
-        self._start_named(name, size, []).fail(error)
+        self._starts.setdefault(name, Start(size)).fail(error)
 
     def _end_starts_of_the_lost(self) -> None:
         """Fail each start for which a rank was lost before it joined."""
         for start in self._starts.values():
-            for rank in sorted(self.membership.lost.keys() & start.absent()) if self.membership.lost else ():
+            for rank in sorted(self.membership.lost.keys() & start.absent_in_job()):
                 start.fail(lost_in_start(rank, self.membership.lost[rank]))
 
     def _sweep(self) -> None:
-        for name, start in [*self._starts.items()]:
-            if start is not self._main and start.over:
-                del self._starts[name]
-                if not start.complete:
-                    self._failed[name] = start
-        while len(self._failed) > FAILED_STARTS:
-            del self._failed[next(iter(self._failed))]
+        over = [name for name, start in self._starts.items() if start.over and start is not self._main]
+        failed = [name for name in over if not self._starts[name].complete]
+        for name in {*over} - {*failed[-FAILED_STARTS:]}:
+            del self._starts[name]

@@ -2,93 +2,145 @@
 
 A session knows nothing of sockets. It takes the messages of its members and returns replies:
 
-    set, propose, delete    a value; get → value, absent, or failure
+    set, delete             a value
+    propose                 a value that lasts: the first one
+    get                     → value, once it is set; if not to wait, and it is not: absent, with the missing members
     keys                    → the keys that begin so
     abort                   the start fails, for all
     leave                   this member leaves, as it does when its connection ends
+
+A member waits for one value at a time.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
 
-from ringcomm.bootstrap.key_values import KeyValues, Peer, Replies
 from ringcomm.bootstrap.start_errors import lost_in_start, rank_in_job
 from ringcomm.bootstrap.wire.framing import Frame, encode, encode_failure, failure_of
-from ringcomm.errors import ArgumentError, PeerLost, RingcommError
+from ringcomm.errors import RingcommError
 
 __all__ = [
     "MEMBERS",
     "NODES",
     "SHRINK",
+    "BaseSession",
     "MemberStore",
+    "Peer",
+    "Present",
     "Refused",
-    "ServedSession",
+    "Replies",
     "Start",
-    "ended_key",
+    "connected_key",
 ]
 
 # The names of sessions that last; those of starts are named by job and start.
 NODES, MEMBERS, SHRINK = "nodes", "members", "shrink"
+
+Peer = Hashable
+Replies = list[tuple[Peer, bytes]]
 
 
 class Refused(Exception):
     """A process is no member, for this reason."""
 
 
-class ServedSession(Protocol):
-    """Every method returns what the server sends, and to whom."""
+class Present(NamedTuple):
+    """A member: its rank, -1 for a launcher among ranks, and what its process is called."""
+
+    rank: int
+    process: str
+
+
+def connected_key(start: str) -> str:
+    """Return the key by which the ranks of a start agree whether all have connected."""
+    return f"connected/{start}"
+
+
+class BaseSession:
+    """Members, keys with values, and the members that wait for one. Methods return what the server sends, and to whom.
+
+    Attributes:
+        present: the members
+    """
+
+    def __init__(self) -> None:
+        self.present: dict[Peer, Present] = {}
+        self._values: dict[str, bytes] = {}
+        self._waiting: defaultdict[str, dict[Peer, int]] = defaultdict(dict)  # by key: the number of the question
+        self._waits_for: dict[Peer, str] = {}
 
     def join(self, peer: Peer, hello: Frame) -> Replies:
         """Admit a member; raise Refused. One that is told a failure instead is no member."""
-        ...
-
-    def has(self, peer: Peer) -> bool: ...
+        self.present[peer] = Present(int(hello.fields["rank"]), str(hello.fields["process"]))
+        return [(peer, encode("joined"))]
 
     def take(self, peer: Peer, message: Frame) -> Replies:
         """Do what a member asks for; raise ValueError, KeyError or TypeError if it cannot be understood."""
-        ...
+        if message.kind == "leave":
+            return self.leave(peer)
+        key = str(message.fields["key"])
+        if message.kind == "propose":
+            return self.propose(key, message.payload)
+        if message.kind != "get":
+            raise ValueError(message.kind)
+        number, waits = message.fields["id"], message.fields["wait"]
+        self._answer(peer)
+        if key in self._values:
+            return [(peer, encode("value", self._values[key], id=number))]
+        if not waits:
+            return [(peer, encode("absent", id=number, ranks=self.absent()))]
+        self._waiting[key][peer], self._waits_for[peer] = number, key
+        return []
 
-    def lose(self, peer: Peer, how: str) -> Replies:
+    def set(self, key: str, value: bytes) -> Replies:
+        self._values[key] = value
+        waiting = [*self._waiting.get(key, ())]
+        return [(peer, encode("value", value, id=self._answer(peer))) for peer in waiting]
+
+    def propose(self, key: str, value: bytes) -> Replies:
+        return [] if self.has(key) else self.set(key, value)
+
+    def has(self, key: str) -> bool:
+        return key in self._values
+
+    def absent(self) -> list[int]:
+        """Return the missing members, if it is known who is to come."""
+        return []
+
+    def leave(self, peer: Peer) -> Replies:
+        """Note that a member needs the session no more."""
+        self._answer(peer)
+        self.present.pop(peer, None)
+        return []
+
+    def lose(self, peer: Peer, how: str) -> Replies:  # noqa: ARG002
         """Note that the connection of a member has ended."""
-        ...
+        return self.leave(peer)
 
-    def due(self) -> float:
-        """Return when to call `poll`."""
-        ...
-
-    def poll(self) -> Replies:
-        """Do what is due, or has become possible."""
-        ...
-
-
-def ended_key(rank: int) -> str:
-    """Return the key that is set when a member that is no longer needed disconnects from a start."""
-    return f"ended/{rank}"
+    def _answer(self, peer: Peer) -> int | None:
+        """Return the number of the question of a member that waits, and forget it."""
+        if (key := self._waits_for.pop(peer, None)) is None:
+            return None
+        number = self._waiting[key].pop(peer)
+        if not self._waiting[key]:
+            del self._waiting[key]
+        return number
 
 
-class Start:
+class Start(BaseSession):
     """The store of `size` members of one start: ranks, or the launchers of several hosts. The first failure ends it.
 
-    `in_job`: the rank in the job of each rank: see start_errors.py. `loss`, given the rank of a lost member, its
-    process and how its connection has ended, returns the failure; None: the others go on. One that is `strict` fails
-    if it refuses a process, too.
+    `in_job`: the rank in the job of each rank: see start_errors.py.
     """
 
-    def __init__(
-        self,
-        size: int,
-        in_job: Sequence[int] = (),
-        noun: str = "rank",
-        loss: Callable[[int, str, str], PeerLost | None] | None = None,
-        strict: bool = False,
-    ) -> None:
-        self.size, self._in_job, self._noun, self._strict = size, in_job, noun, strict
-        self._loss = loss or self._lost_rank
+    noun = "rank"
+
+    def __init__(self, size: int, in_job: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.size, self._in_job = size, in_job
         self.failure: RingcommError | None = None
         self.came: dict[int, str] = {}  # the process of every member that has ever joined
-        self.present: dict[Peer, int] = {}
-        self._values = KeyValues()
 
     @property
     def complete(self) -> bool:
@@ -100,162 +152,109 @@ class Start:
         return not self.present and (self.complete or self.failure is not None)
 
     def absent(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank not in self.came]
+
+    def absent_in_job(self) -> list[int]:
         """Return the missing ranks, as in the job; none if nothing says which ranks they are."""
         return [number for rank, number in enumerate(self._in_job) if rank not in self.came]
 
     def join(self, peer: Peer, hello: Frame) -> Replies:
         rank, size, process = int(hello.fields["rank"]), int(hello.fields["size"]), str(hello.fields["process"])
-        refusal = self._refusal(rank, size)
-        if refusal and self._strict:
-            self.fail(ArgumentError(f"{process}: {refusal}"))
-        if refusal:
-            raise Refused(refusal)
+        if size != self.size or not 0 <= rank < size:
+            raise Refused(f"expected a {self.noun} of {self.size}, got {self.noun} {rank} of {size}")
+        if rank in self.came and not self.failure:
+            raise Refused(f"{self.noun} {rank} is already taken by {self.came[rank]}")
         if self.failure:
             self.came.setdefault(rank, process)
             return [(peer, encode_failure(self.failure))]
-        self.present[peer], self.came[rank] = rank, process
-        return [(peer, encode("joined"))]
-
-    def has(self, peer: Peer) -> bool:
-        return peer in self.present
+        self.came[rank] = process
+        return super().join(peer, hello)
 
     def take(self, peer: Peer, message: Frame) -> Replies:
         if message.kind == "set":
-            return self._values.set(str(message.fields["key"]), message.payload)
-        if message.kind == "get":
-            return self._told(peer, message.fields["id"]) if self.failure else self._values.ask(peer, message)
+            return self.set(str(message.fields["key"]), message.payload)
         if message.kind == "abort":
             self.fail(failure_of(message))
-        elif message.kind == "leave":
-            self._leave(peer)
-        else:
-            raise ValueError(message.kind)
-        return []
+            return []
+        if message.kind == "get" and self.failure:
+            return [(peer, encode_failure(self.failure, id=message.fields["id"]))]
+        return super().take(peer, message)
 
     def fail(self, error: RingcommError) -> None:
         self.failure = self.failure or error
 
     def lose(self, peer: Peer, how: str) -> Replies:
-        rank = self._leave(peer)
-        if rank is None:
-            return []
-        if error := self._loss(rank, self.came[rank], how):
-            self.fail(error)
-            return []
-        return self._values.set(ended_key(rank), b"")
-
-    def due(self) -> float:
-        return self._values.due()
+        if lost := self.present.get(peer):
+            self.fail(lost_in_start(rank_in_job(self._in_job, lost.rank), lost.process))
+        return super().lose(peer, how)
 
     def poll(self) -> Replies:
-        """Answer what has failed, or has timed out (with the missing members)."""
-        if self.failure:
-            return [each for peer, question in self._values.all_waiting() for each in self._told(peer, question.number)]
-        if not (overdue := self._values.overdue()):  # the server looks often
+        """Answer all with the failure."""
+        if not self.failure:
             return []
-        absent = [rank for rank in range(self.size) if rank not in self.came]
-        return [(peer, encode("absent", id=question.number, ranks=absent)) for peer, question in overdue]
-
-    def _refusal(self, rank: int, size: int) -> str:
-        if size != self.size or not 0 <= rank < size:
-            return f"expected a {self._noun} of {self.size}, got {self._noun} {rank} of {size}"
-        if rank in self.came and not self.failure:
-            return f"{self._noun} {rank} is already taken by {self.came[rank]}"
-        return ""
-
-    def _told(self, peer: Peer, number: int) -> Replies:
-        assert self.failure
-        return [(peer, encode_failure(self.failure, id=number))]
-
-    def _leave(self, peer: Peer) -> int | None:
-        self._values.forget(peer)
-        return self.present.pop(peer, None)
-
-    def _lost_rank(self, rank: int, process: str, _: str) -> PeerLost:
-        return lost_in_start(rank_in_job(self._in_job, rank), process)
+        return [(peer, encode_failure(self.failure, id=self._answer(peer))) for peer in [*self._waits_for]]
 
 
-class MemberStore:
+class MemberStore(BaseSession):
     """A store for any number of members, which come and go. What a member has set goes with it.
 
-    Watchers, the launchers of an elastic job, are told every change of a key. `ended` is called when a rank is lost.
+    Watchers, the launchers of an elastic job, are told every change of a key.
     """
 
-    def __init__(self, ended: Callable[[], object] = lambda: None) -> None:
-        self._values = KeyValues()
-        self._ended = ended
-        self._present: dict[Peer, tuple[int, str]] = {}  # the rank in the job, or -1 for a launcher, and the process
+    def __init__(self) -> None:
+        super().__init__()
         self.lost: dict[int, str] = {}  # the process of every rank that has come, and whose connection has ended
         self._watchers: set[Peer] = set()
         self._set_by: defaultdict[Peer, set[str]] = defaultdict(set)
-        self._ever: set[str] = set()  # what every key that was ever set begins with, up to its slash
 
     def join(self, peer: Peer, hello: Frame) -> Replies:
-        rank, _ = self._present[peer] = int(hello.fields["rank"]), str(hello.fields["process"])
-        self.lost.pop(rank, None)
-        replies: Replies = [(peer, encode("joined"))]
+        replies = super().join(peer, hello)
+        self.lost.pop(self.present[peer].rank, None)
         if hello.fields.get("watch"):
             self._watchers.add(peer)
-            replies += [
-                (peer, encode("changed", value, key=key, set=True)) for key, value in self._values.items() if key
-            ]
+            replies += [(peer, encode("changed", value, key=key, set=True)) for key, value in self._values.items()]
         return replies
-
-    def has(self, peer: Peer) -> bool:
-        return peer in self._present
 
     def take(self, peer: Peer, message: Frame) -> Replies:
-        if message.kind == "get":
-            return self._values.ask(peer, message)
-        if message.kind == "leave":
-            self._present.pop(peer)  # it is not lost
-            return self.lose(peer, "has left")
         if message.kind == "keys":
             begin = str(message.fields["begin"])
-            found = [key for key, _ in self._values.items() if key.startswith(begin)]
+            found = [key for key in self._values if key.startswith(begin)]
             return [(peer, encode("keys", id=message.fields["id"], keys=found))]
-        key = str(message.fields["key"])
         if message.kind == "set":
-            self._set_by[peer].add(key)
+            self._set_by[peer].add(key := str(message.fields["key"]))
             return self.set(key, message.payload)
-        if message.kind == "propose":
-            return [] if key in self._values else self.set(key, message.payload)
         if message.kind == "delete":
-            return self._disown(peer, [key])
-        raise ValueError(message.kind)
+            self._set_by[peer].discard(key := str(message.fields["key"]))
+            return self._disown([key])
+        return super().take(peer, message)
 
-    def ever_had(self, begin: str) -> bool:
-        """Return whether a key `begin`/… was ever set."""
-        return begin in self._ever
+    @property
+    def connected(self) -> bool:
+        """Whether the ranks of any start have connected."""
+        return any(key.startswith(connected_key("")) for key in self._values)
 
     def set(self, key: str, value: bytes) -> Replies:
-        self._ever.add(key.partition("/")[0])
-        change = encode("changed", value, key=key, set=True)
-        return [*((watcher, change) for watcher in self._watchers), *self._values.set(key, value)]
+        return [*self._tell_watchers(encode("changed", value, key=key, set=True)), *super().set(key, value)]
 
-    def lose(self, peer: Peer, _: str) -> Replies:
-        self._values.forget(peer)
+    def leave(self, peer: Peer) -> Replies:
+        super().leave(peer)
         self._watchers.discard(peer)
-        replies = self._disown(peer, self._set_by.get(peer, ()))
-        self._set_by.pop(peer, None)
-        rank, process = self._present.pop(peer, (-1, ""))
-        if rank >= 0 and all(rank != each for each, _ in self._present.values()):
-            self.lost[rank] = process
-            self._ended()
+        return self._disown(self._set_by.pop(peer, ()))
+
+    def lose(self, peer: Peer, how: str) -> Replies:  # noqa: ARG002
+        lost = self.present.get(peer)
+        replies = self.leave(peer)
+        if lost and lost.rank >= 0 and all(lost.rank != each.rank for each in self.present.values()):
+            self.lost[lost.rank] = lost.process
         return replies
 
-    def due(self) -> float:
-        return self._values.due()
-
-    def poll(self) -> Replies:
-        return [(peer, encode("absent", id=question.number, ranks=[])) for peer, question in self._values.overdue()]
-
-    def _disown(self, peer: Peer, keys: Iterable[str]) -> Replies:
+    def _disown(self, keys: Iterable[str]) -> Replies:
         replies: Replies = []
-        for key in list(keys):
-            self._set_by[peer].discard(key)
+        for key in keys:
             if not any(key in each for each in self._set_by.values()):
-                self._values.delete(key)
-                change = encode("changed", key=key, set=False)
-                replies += [(watcher, change) for watcher in self._watchers]
+                self._values.pop(key, None)
+                replies += self._tell_watchers(encode("changed", key=key, set=False))
         return replies
+
+    def _tell_watchers(self, change: bytes) -> Replies:
+        return [(watcher, change) for watcher in self._watchers]

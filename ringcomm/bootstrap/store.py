@@ -2,13 +2,14 @@
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
-from ringcomm.bootstrap.client import Client
-from ringcomm.bootstrap.endpoint import find_endpoint
+from ringcomm.bootstrap.client import SLICE, Client, Endpoint, find_endpoint
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.server import Server, serving
 from ringcomm.bootstrap.session import Start
@@ -23,6 +24,7 @@ __all__ = [
     "job_store",
     "open_store",
     "rank_0_server",
+    "serve_or_join",
     "shared_failure",
 ]
 
@@ -51,14 +53,15 @@ class Store(Protocol):
 
     def set(self, key: str, value: bytes) -> None: ...
 
-    def get(self, key: str, timeout: float) -> bytes:
-        """Wait until a rank has set `key`; raise CollectiveTimeout after `timeout` seconds.
+    def find(self, key: str, timeout: float, meanwhile: Callable[[], object] | None = None) -> bytes | None:
+        """Return the value of a key; None if it is not set within `timeout` seconds.
 
-        Raises the error of `abort` as soon as any rank has called it, even if `key` is set.
+        `meanwhile` is called again and again, and may raise what ends the wait. Raises the error of `abort` as soon as
+        any rank has called it, even if `key` is set.
         """
 
     def abort(self, error: RingcommError) -> None:
-        """Fail the startup of all ranks: `get` and `check` raise `error` from now on. The first error wins."""
+        """Fail the startup of all ranks: `find` and `check` raise `error` from now on. The first error wins."""
 
     def check(self) -> None:
         """Raise the error of `abort` if any rank has called it."""
@@ -79,13 +82,24 @@ class HashStore:
             self._values[key] = value
             self._changed.notify_all()
 
+    def find(self, key: str, timeout: float, meanwhile: Callable[[], object] | None = None) -> bytes | None:
+        deadline = time.monotonic() + timeout
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            wait = min(left, SLICE) if meanwhile else left
+            with self._changed:
+                found = self._changed.wait_for(lambda: self._failure or key in self._values, wait)
+                self.check()
+            if found or wait == left:
+                return self._values.get(key)
+            if meanwhile:
+                meanwhile()
+
     def get(self, key: str, timeout: float) -> bytes:
-        with self._changed:
-            found = self._changed.wait_for(lambda: self._failure or key in self._values, timeout)
-            self.check()
-            if not found:
-                raise missing_key(key, timeout)
-            return self._values[key]
+        """Return the value of a key; raise CollectiveTimeout if it is not set within `timeout` seconds."""
+        if (value := self.find(key, timeout)) is None:
+            raise missing_key(key, timeout)
+        return value
 
     def abort(self, error: RingcommError) -> None:
         with self._changed:
@@ -110,19 +124,28 @@ def open_store(place: Place, timeout: float) -> Iterator[Store]:
 @contextmanager
 def job_store(place: Place, timeout: float) -> Iterator[Store]:
     """Open the store of a job that no other startup uses."""
+    serve = None if place.store else partial(rank_0_server, place)
+    with serve_or_join(serve, find_endpoint(place), place, timeout) as store:
+        yield store
+
+
+@contextmanager
+def serve_or_join(
+    serve: Callable[[], Server] | None, endpoint: Endpoint, place: Place, timeout: float
+) -> Iterator[Store]:
+    """Open the store of the session `place.job`. Rank 0 serves it, unless a launcher does."""
     if place.size == 1:
         yield HashStore()
         return
-    serves = place.rank == 0 and not place.store
-    refused = None
-    if serves:  # before the others connect
+    serve, refused = None if place.rank else serve, None
+    if serve:  # before the others connect
         try:
             descriptors.provide(0, place.size, place.members)
         except RingcommError as error:
             refused = error
     with (
-        serving(rank_0_server(place), min(timeout, LATE)) if serves else nullcontext(),
-        Client(find_endpoint(place), place.job, place, timeout) as store,
+        serving(serve(), min(timeout, LATE)) if serve else nullcontext(),
+        Client(endpoint, place.job, place, timeout) as store,
         shared_failure(store, place.rank),
     ):
         if refused:

@@ -5,24 +5,26 @@ ranks get. From then on each waits for a key that node 0 sets when the ranks of 
 lost connection, aborts the store: all learn of the same one, that which reached node 0 first.
 """
 
-import json
 import logging
 import math
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
+from typing import TypeVar
 
-from ringcomm.bootstrap.client import Client
-from ringcomm.bootstrap.endpoint import find_endpoint
+from ringcomm.bootstrap.client import Client, find_endpoint
+from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.place import MAX_SIZE, Place
 from ringcomm.bootstrap.server import Server, serving
-from ringcomm.bootstrap.session import NODES, Start, ended_key
-from ringcomm.bootstrap.start_errors import format_ranks, missing_ranks
+from ringcomm.bootstrap.session import NODES, MemberStore, Peer, Refused, Replies, Start
+from ringcomm.bootstrap.start_errors import format_ranks
 from ringcomm.bootstrap.store import LATE
+from ringcomm.bootstrap.wire.framing import Frame
 from ringcomm.bootstrap.wire.tcp import TcpGate
 from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError, refuse
 from ringcomm.machine import descriptors
@@ -32,6 +34,7 @@ from ringcomm.version import VERSION
 __all__ = ["MAX_NODES", "NodeOptions", "Nodes", "join_nodes"]
 
 log = logging.getLogger("ringcomm")
+T = TypeVar("T")
 
 MAX_NODES = 1024
 REPORT_TIMEOUT = 2.0  # seconds for node 0 to name the missing nodes after another node has timed out
@@ -56,22 +59,55 @@ class NodeOptions:
         return f"node {self.rank} ({_host()})"
 
 
+class _Launchers(Start):
+    """The launchers of a job. The loss of one, and one that does not fit, end it on all nodes."""
+
+    noun = "node"
+
+    def __init__(self, options: NodeOptions) -> None:
+        super().__init__(options.count)
+        self._elastic = options.elastic
+        self.membership = MemberStore()  # of the job, as its server replaces it
+
+    def join(self, peer: Peer, hello: Frame) -> Replies:
+        try:
+            replies = super().join(peer, hello)
+        except Refused as refused:
+            self.fail(ArgumentError(f"{hello.fields['process']}: {refused}"))
+            raise
+        if (node := int(hello.fields["rank"])) > 0:
+            log.info("node %d (%s) has come", node, hello.fields["process"])
+        return replies
+
+    def set(self, key: str, value: bytes) -> Replies:
+        replies = super().set(key, value)
+        if all(self.has(_ended_key(node)) for node in range(self.size)):
+            replies += super().set(ALL_ENDED, b"")
+        return replies
+
+    def lose(self, peer: Peer, how: str) -> Replies:
+        lost = self.present.get(peer)
+        self.leave(peer)
+        if lost is None:
+            return []
+        text = f"the launcher of node {lost.rank} ({lost.process}) {how}"
+        if self._elastic and self.membership.connected:
+            log.warning("%s; the others continue without it", text)
+            return self.set(_ended_key(lost.rank), b"")
+        self.fail(PeerLost(text))
+        return []
+
+
 def _serve(options: NodeOptions) -> Server:
     """Serve the sessions of the job, in the launcher of node 0."""
-
-    def loss(node: int, host: str, how: str) -> PeerLost | None:
-        text = f"the launcher of node {node} ({host}) {how}"
-        if options.elastic and server.membership.ever_had("connected"):
-            log.warning("%s; the others continue without it", text)
-            return None
-        return PeerLost(text)
-
     try:
         gate = TcpGate(options.address, "--master-addr", os.fsencode(options.secret), options.keepalive)
     except ArgumentError as error:
         hint = "node 0 listens there, the others have --node-rank 1, 2, …, and --master-port is free"
         raise ArgumentError(f"{error}: {hint}") from None
-    server = Server(gate, None, main=(NODES, Start(options.count, noun="node", loss=loss, strict=True)))
+    launchers = _Launchers(options)
+    server = Server(gate, None, main=(NODES, launchers))
+    launchers.membership = server.membership
     return server
 
 
@@ -83,10 +119,7 @@ class Nodes:
         self.over = False  # a failure was read, or all nodes have ended
         self.due = 0.0 if options.rank else math.inf  # when to call `probe` next
         self._store, self._options = store, options
-        each = [ended_key(node) for node in range(options.count)]
-        self._mine = each[options.rank]
-        self._awaited = each if options.rank == 0 else [ALL_ENDED]
-        self._await_next()
+        self._question = store.put("get", key=ALL_ENDED, wait=True)
 
     def fileno(self) -> int:
         return self._store.fileno()
@@ -105,26 +138,17 @@ class Nodes:
         """Tell the other nodes that the ranks of this one have ended."""
         if not self.over:
             with suppress(PeerLost):  # node 0 is lost, as `read` will say
-                self._store.set(self._mine, b"")
+                self._store.set(_ended_key(self._options.rank), b"")
 
     def read(self) -> RingcommError | None:
         """Read what has come; return the failure of the job, if it has failed."""
         try:
-            while self._store.receive(self._question, 0.0):
-                del self._awaited[0]
-                if not self._awaited:
-                    if self._options.rank == 0:
-                        self._store.set(ALL_ENDED, b"")
-                    self._leave()
-                    return None
-                self._await_next()
+            if self._store.receive(self._question, 0.0):
+                self._leave()
         except RingcommError as error:
             self._leave()
             return error
         return None
-
-    def _await_next(self) -> None:
-        self._question = self._store.put("get", key=self._awaited[0], timeout=math.inf)
 
     def _leave(self) -> None:
         self.over, self.due = True, math.inf
@@ -143,8 +167,8 @@ def join_nodes(options: NodeOptions, ranks: int) -> Iterator[Nodes]:
         if options.rank == 0:
             stack.enter_context(serving(_serve(options), min(options.timeout, LATE)))
         node_0 = find_endpoint(place, options.keepalive)
-        client = Client(node_0, NODES, place, options.timeout, process=_host(), noun="node", warn_after=WARN_AFTER)
-        store = stack.enter_context(client)
+        join = partial(Client, node_0, NODES, place, process=_host(), noun="node")
+        store = stack.enter_context(_patiently(join, options.timeout))
         try:
             try:
                 nodes = Nodes(store, options, _find_first_place(store, options, ranks))
@@ -158,46 +182,41 @@ def join_nodes(options: NodeOptions, ranks: int) -> Iterator[Nodes]:
 
 
 def _find_first_place(store: Client, options: NodeOptions, ranks: int) -> Place:
-    """Return the place of the first rank of this node. Node 0 collects what all have and answers each."""
-    deadline = time.monotonic() + options.timeout
+    """Return the place of the first rank of this node, once all nodes have said how many ranks they have."""
     mine = {"host": _host(), "version": VERSION, "ranks": ranks, "elastic": options.elastic}
-    store.set(f"node {options.rank} is", json.dumps(mine).encode())
+    mine["job"] = secrets.token_hex(16)  # that of node 0 counts
+    gather = partial(all_gather_facts, store, "node", options.rank, options.count, mine, member="node")
+    nodes = _patiently(gather, options.timeout + (REPORT_TIMEOUT if options.rank else 0.0))
+    check_versions([node["version"] for node in nodes], "node")
+    without = [number for number, node in enumerate(nodes) if not node["elastic"]]
+    if 0 < len(without) < len(nodes):
+        raise refuse("--respawn", "it on all nodes or on none", f"it, but not on {format_ranks(without, 'node')}")
+    starts = [0, *accumulate(node["ranks"] for node in nodes)]
+    size, job = starts[-1], nodes[0]["job"]
+    if size > MAX_SIZE:
+        raise refuse("number of ranks", f"at most {MAX_SIZE} on all nodes", size)
     if options.rank == 0:
-        nodes = []
-        for node in range(options.count):
-            nodes.append(json.loads(_get(store, f"node {node} is", deadline, options)))
-            if node > 0:
-                log.info("node %d (%s) has come", node, nodes[-1]["host"])
-        check_versions([node["version"] for node in nodes], "node")
-        without = [number for number, node in enumerate(nodes) if not node["elastic"]]
-        if 0 < len(without) < len(nodes):
-            raise refuse("--respawn", "it on all nodes or on none", f"it, but not on {format_ranks(without, 'node')}")
-        starts = [0, *accumulate(node["ranks"] for node in nodes)]
-        size, job = starts[-1], secrets.token_hex(16)
-        if size > MAX_SIZE:
-            raise refuse("number of ranks", f"at most {MAX_SIZE} on all nodes", size)
         descriptors.provide(0, size)
         for node, (first, facts) in enumerate(zip(starts, nodes, strict=False)):
             log.info("node %d (%s) has %s", node, facts["host"], format_ranks(range(first, starts[node + 1])))
-            store.set(f"place of node {node}", json.dumps([first, size, job]).encode())
-    first, size, job = json.loads(_get(store, f"place of node {options.rank}", deadline + REPORT_TIMEOUT, options))
-    return Place(first, size, job, options.secret, hosts=True, store=options.address)
+    return Place(starts[options.rank], size, job, options.secret, hosts=True, store=options.address)
 
 
-def _get(store: Client, key: str, deadline: float, options: NodeOptions) -> bytes:
-    if deadline - time.monotonic() > WARN_AFTER:
-        try:
-            return store.get(key, WARN_AFTER)
-        except CollectiveTimeout as error:
-            if error.got:
-                text = "%s of %d did not come within %g s; waiting up to %g s (--start-timeout)"
-                log.warning(text, format_ranks(error.got, "node"), options.count, WARN_AFTER, options.timeout)
+def _patiently(attempt: Callable[[float], T], timeout: float) -> T:
+    """Return what an attempt of so many seconds returns; if it takes long, say what it waits for."""
+    begin, seconds = time.monotonic(), min(WARN_AFTER, timeout)
     try:
-        return store.get(key, max(0.0, deadline - time.monotonic()))
+        return attempt(seconds)
     except CollectiveTimeout as error:
-        if error.got:
-            raise missing_ranks(error.got, options.count, options.timeout, "node") from None
-        raise
+        if seconds == timeout or time.monotonic() < begin + seconds / 2:  # another error
+            raise
+        log.warning("%s; waiting up to %g s (--start-timeout)", error, timeout)
+    return attempt(timeout)
+
+
+def _ended_key(node: int) -> str:
+    """Return the key that is set when the ranks of a node have ended, or its launcher is lost."""
+    return f"ended/{node}"
 
 
 def _host() -> str:

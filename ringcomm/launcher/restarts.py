@@ -10,12 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from ringcomm.bootstrap.client import Client
-from ringcomm.bootstrap.endpoint import find_endpoint
-from ringcomm.bootstrap.key_values import PRESENT
+from ringcomm.bootstrap.client import Client, find_endpoint
 from ringcomm.bootstrap.membership import TOO_LATE, Member, removed
 from ringcomm.bootstrap.place import RESTARTS, Place
-from ringcomm.bootstrap.process_watch import is_stopped
+from ringcomm.bootstrap.processes import is_stopped
 from ringcomm.bootstrap.session import MEMBERS
 from ringcomm.bootstrap.wire.framing import Frame
 from ringcomm.errors import PeerLost, RingcommError
@@ -97,7 +95,7 @@ class Restarts:
         """Take what ranks have told of which this launcher knows that they have ended."""
         if not self.over:
             with suppress(RingcommError):
-                self._store.ask("get", 0, key=PRESENT, timeout=0)
+                self._store.check()
 
     def _note(self, change: Frame) -> None:
         what, _, which = change.fields["key"].partition("/")

@@ -17,12 +17,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 import ringcomm
 from ringcomm.bootstrap.place import find_place
+from ringcomm.bootstrap.wire.tcp import local_address
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError
 from ringcomm.torch import start
 from ringcomm.torch.shared import communicator_of
-from ringcomm.transports.network.address import local_address
 
 __all__ = ["Stateful", "grow", "init_process_group", "load_latest", "shrink"]
 

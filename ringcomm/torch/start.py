@@ -33,7 +33,7 @@ def connect(options: Any) -> Communicator:
         remember(_prepared[0], options.store)
         return _prepared[0]
     rank, size = options.group_rank, options.group_size
-    with start_through(options.store, rank, size, config.start_limit, config.host_id) as start:
+    with start_through(options.store, rank, size, config) as start:
         comm = connect_ranks(rank, size, start.store, config, hosts=start.hosts)
     remember(comm, start.torch_store)
     return comm

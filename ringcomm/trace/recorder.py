@@ -19,7 +19,7 @@ from zlib import crc32
 import numpy as np
 
 from ringcomm.bootstrap.place import Place, host_id
-from ringcomm.bootstrap.process_watch import process_id
+from ringcomm.bootstrap.processes import process_id
 from ringcomm.config import trace_folder
 from ringcomm.errors import ArgumentError, MemoryShortage, RingcommError, refuse
 from ringcomm.native import check, ffi, lib

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from ringcomm.bootstrap.descriptor_exchange import Exchanged, exchange_descriptors
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.process_watch import is_stopped
+from ringcomm.bootstrap.processes import is_stopped
 from ringcomm.bootstrap.start_errors import rank_in_job
 from ringcomm.bootstrap.store import Store
 from ringcomm.config import Config

@@ -1,5 +1,6 @@
 """A rank that joins and then dies is named on every other rank at once, at every moment of the start."""
 
+import json
 import os
 import re
 import signal
@@ -7,7 +8,6 @@ import time
 import uuid
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,16 +72,6 @@ def run_rank(connection, job, rank, victim, moment):
         connection.send((error.rank, time.monotonic() - started, str(error)))
 
 
-def announce_and_die(shared, store, rank, *_):
-    """Die once the ranks that wait for an announcement watch its process; `shared` has the keys of all groups."""
-    from ringcomm.bootstrap import torch_store as start
-
-    store.set(f"{rank} is", f"name {start.host_id()}\n{start.process_id()}")
-    pairs = [(other, 0) if rank == 0 else (0, other) for other in range(1, SIZE)]
-    shared.wait([f"{watcher} watches {watched}" for watcher, watched in pairs], timedelta(seconds=TIMEOUT))
-    die()
-
-
 def torch_store(where, rank):
     """Return a store in the file `where`, or in rank 0, which writes its port to that file."""
     import torch.distributed as dist
@@ -100,23 +90,43 @@ def torch_store(where, rank):
 def run_torch_rank(connection, where, rank, victim, moment):
     import torch.distributed as dist
 
-    from ringcomm.bootstrap import torch_store as start
+    from ringcomm.bootstrap import torch_store as module
 
     timeout = timedelta(seconds=TIMEOUT)
     store = torch_store(where, rank)
-    add = start.ProcessWatch.add
+    is_running, gather = module.is_running, module.all_gather_facts
+    others = [other for other in range(SIZE) if other != victim]
 
-    def add_and_report(watch, other, *args, **options):
-        add(watch, other, *args, **options)
-        store.set(f"{rank} watches {other}", "")
+    def look_and_report(process):
+        found = is_running(process)
+        store.set(f"{rank} sees it", "")
+        return found
 
-    start.ProcessWatch.add = add_and_report
+    def join_and_report(*arguments):
+        store.set(f"{rank} has joined", "")
+        return gather(*arguments)
+
+    def join_and_die(*_):
+        store.wait([f"{other} has joined" for other in others], timeout)
+        die()
+
+    def publish_and_die(start):
+        """Die once the others have seen that this process runs."""
+        where = {"address": "127.0.0.1:1", "secret": "", "host": module.host_id(), "process": module.process_id()}
+        start._store.set(module.KEY, json.dumps(where))
+        store.wait([f"{other} sees it" for other in others], timeout)
+        die()
+
+    module.is_running, module.all_gather_facts = look_and_report, join_and_report
     store.set(f"{rank} is here", "")
     store.wait([f"{other} is here" for other in range(SIZE)], timeout)
     started = time.monotonic()
     if rank == victim:
-        moments = {"announced": ("_agree", partial(announce_and_die, store)), "agreed": ("_on_several_hosts", die)}
-        setattr(start, *moments[moment])
+        moments = {
+            "published": (module._Rendezvous, "serve", publish_and_die),
+            "joined": (module, "all_gather_facts", join_and_die),
+        }
+        setattr(*moments[moment])
     try:
         dist.init_process_group("ringcomm", store=store, rank=rank, world_size=SIZE, timeout=timeout)
     except PeerLost as error:
@@ -168,12 +178,50 @@ def test_survivors_of_a_start_name_the_rank_that_died(moment, victim):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("moment", ["announced", "agreed"])
-@pytest.mark.parametrize("where", ["store", "port"])
+@pytest.mark.parametrize(
+    ("where", "moment", "victim"),
+    [("store", "published", 0), ("store", "joined", 0), ("store", "joined", 1), ("port", "joined", 1)],
+)
 def test_survivors_of_a_start_of_torch_name_the_rank_that_died(where, moment, victim, tmp_path):
     pytest.importorskip("torch")
     check_survivors(run_torch_rank, str(tmp_path / where), victim, moment)
+
+
+@pytest.mark.slow
+def test_a_start_of_torch_ignores_what_an_earlier_one_has_left(tmp_path):
+    pytest.importorskip("torch")
+    with processes(connect_twice, [(str(tmp_path / "store"), rank) for rank in range(2)]) as ranks:
+        assert [exit_status(process) for process, _ in ranks] == [0, 0]
+
+
+def connect_twice(_, path, rank):
+    """Connect, where a process that has ended has left its start, and again, where rank 0 still serves the first."""
+    import torch.distributed as dist
+
+    from ringcomm.bootstrap import torch_store as module
+
+    store, config = dist.FileStore(path, 2), Config(timeout=TIMEOUT)
+    connect = module._Rendezvous.connect
+
+    def connect_and_report(start, seconds):
+        try:
+            return connect(start, seconds)
+        except ConnectionError:
+            store.set(f"{attempt} has nothing to join", "")
+            raise
+
+    module._Rendezvous.connect = connect_and_report
+    if rank:
+        process = f"{module.process_id().rpartition(' ')[0]} 1"  # whose id this one has now
+        left = {"address": "127.0.0.1:1", "secret": "left", "host": module.host_id(), "process": process}
+        store.set(module.KEY, json.dumps(left))
+    for attempt in range(2):
+        if rank == 0 and attempt == 0:
+            store.wait(["0 has nothing to join"], timedelta(seconds=TIMEOUT))
+        with module.start_through(store, rank, 2, config) as start:
+            assert not start.hosts
+            if rank == 0 and attempt == 0:
+                store.wait(["1 has nothing to join"], timedelta(seconds=TIMEOUT))
 
 
 def connect_and_leave(connection, path, rank):

@@ -89,7 +89,7 @@ def test_a_flood_does_not_hide_another_reason(clock, caplog):
         if pid == 50:
             refused.add("process 7", "wrong secret for this job")
     clock.now += 1
-    refused.poll()
+    refused.flush(clock.now)
     first, *lines = caplog.messages
     assert first.startswith("refused a connection: process 0 belongs")
     assert [others(line) for line in lines] == [98, 0]

@@ -1,13 +1,10 @@
 """The sessions of a server, without one: what each message of a member is answered with, and to whom."""
 
-import itertools
-import time
-
 import pytest
 
 from ringcomm import PeerLost
-from ringcomm.bootstrap.session import MemberStore, Refused, Start, ended_key
-from ringcomm.bootstrap.shrink import RULES, Shrink, _State
+from ringcomm.bootstrap.session import MemberStore, Refused, Start, connected_key
+from ringcomm.bootstrap.shrink import Shrink
 from ringcomm.bootstrap.wire.framing import Frame, decode, failure_of
 
 
@@ -27,8 +24,8 @@ def told(replies):
     return {peer: (answer.kind, answer.payload or answer.fields) for peer, answer in found}
 
 
-def ask(key, seconds=10.0, number=0):
-    return message("get", id=number, key=key, timeout=seconds)
+def ask(key, wait=True):
+    return message("get", id=0, key=key, wait=wait)
 
 
 @pytest.fixture
@@ -47,12 +44,10 @@ def test_a_value_answers_those_that_wait_for_it_and_no_others(start):
     assert start.poll() == []
 
 
-def test_the_absent_are_named_when_the_time_is_over(start):
-    start.take("a", ask("key", 10))
-    start.take("b", ask("key", 0))
-    assert start.due() <= time.monotonic()
-    assert told(start.poll()) == {"b": ("absent", {"ranks": [2]})}
-    assert start.due() > time.monotonic()
+def test_the_absent_are_named_to_one_that_waits_no_longer(start):
+    assert start.take("a", ask("key")) == start.take("b", ask("key")) == []
+    assert told(start.take("b", ask("key", wait=False))) == {"b": ("absent", {"ranks": [2]})}
+    assert told(start.set("key", b"value")) == {"a": ("value", b"value")}
 
 
 def test_the_loss_of_a_member_answers_all_and_one_that_has_left_is_not_lost(start):
@@ -65,28 +60,16 @@ def test_the_loss_of_a_member_answers_all_and_one_that_has_left_is_not_lost(star
     assert start.over
     assert start.lose("a", "has ended") == start.poll() == []
     assert told(start.join("c", hello(2, 3)))["c"][0] == "failure"
-    assert not start.has("c")
+    assert "c" not in start.present
 
 
-def test_a_loss_that_is_no_failure_is_told_by_a_key():
-    losses = []
-    start = Start(2, noun="node", loss=lambda *facts: losses.append(facts))
-    for rank, peer in enumerate("ab"):
-        start.join(peer, hello(rank, 2))
-    start.take("a", ask(ended_key(1)))
-    assert told(start.lose("b", "does not answer")) == {"a": ("value", {})}
-    assert losses == [(1, "process 1", "does not answer")]
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_who_does_not_fit_is_refused_and_ends_a_strict_session(strict):
-    start = Start(2, strict=strict)
+def test_who_does_not_fit_is_refused():
+    start = Start(2)
     start.join("a", hello(0, 2))
     for rank, size in ((0, 2), (1, 3), (-1, 2)):
         with pytest.raises(Refused):
             start.join("b", hello(rank, size))
-        assert (start.failure is not None) == strict
-        start.failure = None
+    assert start.failure is None
 
 
 def test_a_start_of_many_costs_the_server_some_messages_for_each():
@@ -101,7 +84,6 @@ def test_a_start_of_many_costs_the_server_some_messages_for_each():
     for peer in peers:
         assert told(start.take(0, ask(f"facts/{peer}"))) == {0: ("value", b"fact")}
     assert len(start.take(0, message("set", b"table", key="facts/table"))) == size - 1
-    assert start.due() == float("inf")
 
 
 def test_watchers_are_told_what_is_there_and_what_changes():
@@ -159,21 +141,24 @@ class Survivors:
         request = message(kind, group="g", rank=rank, ranks=[0, 1, 2], members=self.members, **more)
         return told([*self.session.take(rank, request), *self.session.poll()])
 
+    def confirm(self, rank, connected, attempt=0):
+        """Return whether the attempt has succeeded, after what this rank says of it."""
+        key = connected_key(f"g.{attempt}")
+        self.session.take(rank, message("propose", str(connected).lower().encode(), key=key))
+        ((_, value),) = told(self.session.take(rank, ask(key))).values()
+        return value == b"true"
+
 
 def agreed(left, lost=(), attempt=0):
     return "agreed", {"survivors": left, "lost": [*lost], "attempt": attempt}
-
-
-def test_every_event_of_a_rank_has_a_rule_in_every_state():
-    assert RULES.keys() == {*itertools.product(_State, ("shrink", "lost", "connected", "failed"))}
 
 
 def test_survivors_agree_connect_and_go_on():
     group = Survivors()
     assert group.take(0, "shrink", lost=[2]) == {}
     assert group.take(1, "shrink") == dict.fromkeys((0, 1), agreed([0, 1], [2]))
-    assert group.take(0, "connected", attempt=0) == {}
-    assert group.take(1, "connected", attempt=0) == dict.fromkeys((0, 1), agreed([0, 1]))
+    assert group.confirm(0, True)
+    assert group.confirm(1, True)
     assert group.take(2, "shrink") == {2: agreed([0, 1])}  # it comes too late
 
 
@@ -183,32 +168,17 @@ def test_a_loss_that_is_told_later_ends_the_wait():
     assert group.take(1, "lost", lost=[2]) == dict.fromkeys((0, 1), agreed([0, 1], [2]))
 
 
-def test_a_rank_that_fails_to_connect_has_all_agree_again():
+@pytest.mark.parametrize("told_so", [False, True])
+def test_a_rank_that_fails_to_connect_has_all_agree_again(told_so):
     group = Survivors()
     group.take(0, "shrink", lost=[2])
     group.take(1, "shrink")
-    assert group.take(0, "connected", attempt=0) == {}
-    assert group.take(1, "failed", attempt=0) == {0: agreed([])}
+    assert not (told_so and group.confirm(1, False))
     assert group.take(1, "shrink") == {}
+    assert not group.confirm(0, True)
     assert group.take(0, "shrink") == dict.fromkeys((0, 1), agreed([0, 1], [2], 1))
-    assert group.take(1, "connected", attempt=0) == {1: agreed([])}  # of the attempt that has failed
-
-
-def test_a_rank_that_asks_again_while_the_others_connect_has_them_agree_again():
-    group = Survivors()
-    group.take(0, "shrink", lost=[2])
-    group.take(1, "shrink")
-    assert group.take(0, "connected", attempt=0) == {}
-    assert group.take(1, "shrink") == {0: agreed([])}  # it has not noticed the answer
-    assert group.take(0, "shrink") == dict.fromkeys((0, 1), agreed([0, 1], [2], 1))
-
-
-def test_who_connects_in_an_attempt_that_has_failed_is_told_so_while_the_others_agree():
-    group = Survivors()
-    group.take(0, "shrink", lost=[2])
-    group.take(1, "shrink")
-    assert group.take(1, "failed", attempt=0) == {}
-    assert group.take(0, "connected", attempt=0) == {0: agreed([])}
+    assert not group.confirm(1, True)  # of the attempt that has failed
+    assert group.confirm(1, True, attempt=1)
 
 
 def test_a_rank_that_is_lost_while_all_connect_ends_their_start():
@@ -218,14 +188,24 @@ def test_a_rank_that_is_lost_while_all_connect_ends_their_start():
     group.session.lose(1, "has ended")
     ((name, size, error),) = group.ended
     assert (name, size, error.rank, type(error)) == ("g.0", 2, 8, PeerLost)
+    assert not group.confirm(0, True)
     assert group.take(0, "shrink") == {0: agreed([0], [1, 2], 1)}
+
+
+def test_a_rank_that_is_lost_once_all_have_connected_has_gone_on_too():
+    group = Survivors()
+    group.take(0, "shrink", lost=[2])
+    group.take(1, "shrink")
+    assert group.confirm(1, True)
+    group.session.lose(1, "has ended")
+    assert group.ended == []
+    assert group.confirm(0, False)
 
 
 def test_who_does_not_come_in_time_is_left_out_and_ended():
     group = Survivors(members=[7, 8, 9])
     group.take(1, "shrink", timeout=60.0)
     assert group.take(0, "shrink", timeout=0.0) == dict.fromkeys((0, 1), agreed([0, 1]))
-    group.take(0, "connected", attempt=0)
     assert group.left_out == []
-    group.take(1, "connected", attempt=0)
+    group.confirm(1, True)
     assert group.left_out == ["left_out/9"]

@@ -19,8 +19,7 @@ from harness.nodes import SECRET, store_server
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MemoryShortage, PeerLost, RingcommError
 from ringcomm.bootstrap import server
 from ringcomm.bootstrap import store as store_module
-from ringcomm.bootstrap.client import Client
-from ringcomm.bootstrap.endpoint import find_endpoint
+from ringcomm.bootstrap.client import Client, find_endpoint
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.session import Start
 from ringcomm.bootstrap.store import HashStore, job_store, open_store, rank_0_server, shared_failure
@@ -212,7 +211,7 @@ def test_a_late_answer_is_not_taken_for_that_of_the_next_get(job, serving, monke
         monkeypatch.setattr(Start, "poll", lambda self: resumed.wait() and poll(self))
         monkeypatch.setattr(store.client, "_patience", 0.1)
         store.set("key", b"value")  # the server waits from now on
-        with pytest.raises(CollectiveTimeout, match=r"did not answer within 0\.15 s"):
+        with pytest.raises(CollectiveTimeout, match=r"did not answer within 0\.1 s"):
             store.get("another", 0.05)
         resumed.set()
         monkeypatch.setattr(store.client, "_patience", 20)
@@ -328,9 +327,8 @@ def test_untrusted_peers_do_not_block_startup(job, caplog, monkeypatch, secret):
         b"garbage",
         encode("set"),
         b'{"kind": "set"',
-        encode("get", id=0, key="key", timeout=float("nan")),
-        encode("get", id=0, key="key", timeout="soon"),
-        encode("get", key="key", timeout=1),
+        encode("get", id=0, key="key"),
+        encode("get", key="key", wait=True),
         encode("abort", b"no error"),
         encode("sing"),
     ],
@@ -386,15 +384,14 @@ def test_another_user_is_refused_and_startup_continues(job, caplog, another_user
 
 
 @pytest.mark.slow
-def test_an_address_that_another_user_holds_is_not_trusted(job, caplog, another_user):
+def test_an_address_that_another_user_holds_is_not_trusted(job, another_user):
     with another_user(job, "s.bind(name); s.listen(); print('here', flush=True); sys.stdin.read()") as thief:
         thief.stdout.readline()
-        with pytest.raises(CollectiveTimeout, match="rank 0 did not answer"):
-            join(job, 1, 2, timeout=0.1)
+        with pytest.raises(RingcommError, match=r"process \d+ belongs to user 65534, not to user 0"):
+            join(job, 1, 2)
         with pytest.raises(ArgumentError, match=f"already taken by process {thief.pid} of user 65534"):
             join(job, 0, 2)
         thief.stdin.close()
-    assert caplog.text.count("belongs to user 65534, not to user 0") == 1
 
 
 def test_a_rank_0_that_leaves_early_is_peer_lost(job):
@@ -476,7 +473,7 @@ def test_a_member_that_does_not_read_delays_nobody(stores):
         return
     idle.set("key", bytes(1_000_000))
     for number in range(10):
-        idle.client.tell("get", id=-1, key="key", timeout=0)
+        idle.client.tell("get", id=-1, key="key", wait=False)
         reading.set("key", bytes(1_000_000 + number))
     assert len(reading.get("key", 20)) == 1_000_009  # the last one has arrived
     assert len(idle.get("key", 20)) == 1_000_009

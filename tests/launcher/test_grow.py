@@ -23,7 +23,7 @@ import os, signal, sys, threading, time
 from pathlib import Path
 import numpy as np
 import ringcomm
-from ringcomm.transports.core import NativeTransport
+from ringcomm.bootstrap import facts
 from ringcomm.transports.routing import RoutingTransport
 
 rank, restarts = (int(os.environ[f"RINGCOMM_{name}"]) for name in ("RANK", "RESTARTS"))
@@ -105,11 +105,8 @@ def test_a_rank_that_dies_once_it_has_connected_ends_grow_on_all(tmp_path):
     text = """
     comm = ringcomm.init()
     comm = lose(comm)
-    exchange = NativeTransport.all_gather_facts
-    def dies_in_the_grown_group(transport, *arguments, **options):
-        return die() if transport.size == 4 else exchange(transport, *arguments, **options)
     if rank == 2:
-        NativeTransport.all_gather_facts = dies_in_the_grown_group
+        facts.all_gather_facts = lambda *_: die()
     try:
         comm.grow()
     except ringcomm.PeerLost as error:
@@ -165,9 +162,9 @@ def test_errors_name_grow(tmp_path):
                 print(repr(str(error).partition("\\nrank")[0]), error.rank, error.collective)
     """
     texts = [
-        r"'the ranks called different things at epoch 2:\n  rank 0: grow()\n  rank 1: grow()\n"
+        r"'the ranks called different things at epoch 1:\n  rank 0: grow()\n  rank 1: grow()\n"
         r"  rank 2: all_reduce(float64 x 5, sum)\n  rank 3: grow()' 2 grow",
-        r"'timed out: rank N waited 2 s in grow() (epoch 3): it was not called by rank 2' 2 grow",
+        r"'timed out: rank N waited 2 s in grow() (epoch 2): it was not called by rank 2' 2 grow",
     ]
     lines = [re.sub(r"rank \d waited", "rank N waited", line) for line in run(tmp_path, text, 1)]
     assert lines == [f"[3] {text}" for text in texts]
@@ -178,17 +175,15 @@ def test_ranks_agree_whether_they_have_grown(tmp_path):
     comm = ringcomm.init()
     if not restarts:
         comm = lose(comm)
-        exchange = NativeTransport.all_gather_facts
+        exchange = facts.all_gather_facts
 
-        def learns_of_a_loss(transport, *arguments, **options):
-            facts = exchange(transport, *arguments, **options)  # which others leave without an error
-            if transport.size == 4:  # the grown group
-                NativeTransport.all_gather_facts = exchange
-                raise ringcomm.PeerLost("rank 1 was lost", rank=1)
-            return facts
+        def learns_of_a_loss(*arguments):
+            facts.all_gather_facts = exchange
+            exchange(*arguments)  # which others leave without an error
+            raise ringcomm.PeerLost("rank 1 was lost", rank=1)
 
         if rank == 2:
-            NativeTransport.all_gather_facts = learns_of_a_loss
+            facts.all_gather_facts = learns_of_a_loss
         try:
             comm = comm.grow()
         except ringcomm.PeerLost:

@@ -183,7 +183,7 @@ def test_a_node_that_comes_too_late_is_told_so(job, program):
 
 def test_a_launcher_says_for_which_nodes_it_waits(job, program):
     first = job.start(0, 1, program, patch="from ringcomm.launcher import nodes; nodes.WARN_AFTER = 0.1")
-    line = "node 1 of 2 did not come within 0.1 s; waiting up to 20 s (--start-timeout)"
+    line = "timed out: node 1 of 2 did not arrive within 0.1 s; waiting up to 20 s (--start-timeout)"
     assert first.stderr.readline() == f"ringcomm WARNING: {line}\n"
     check_started(first, job.start(1, 1, program))
 
@@ -191,7 +191,8 @@ def test_a_launcher_says_for_which_nodes_it_waits(job, program):
 def test_a_launcher_says_that_it_waits_for_node_0(job, program):
     second = job.start(1, 1, program, patch="nodes.WARN_AFTER = 0.1")
     node_0 = "the launcher of node 0 ({}:{})".format(*job.address)
-    line = f"{node_0} did not answer within 0.1 s (Connection refused); waiting up to 20 s"
+    reason = "did not answer within 0.1 s (Connection refused)"
+    line = f"timed out: {node_0} {reason}; waiting up to 20 s (--start-timeout)"
     assert second.stderr.readline() == f"ringcomm WARNING: {line}\n"
     check_started(second, job.start(0, 1, program))
 

@@ -7,6 +7,7 @@ import socket
 import struct
 from contextlib import suppress
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from ringcomm.errors import RingcommError, decode_error, encode_error
 
@@ -17,6 +18,7 @@ __all__ = [
     "Frame",
     "MessageSocket",
     "broken",
+    "close_in_children",
     "decode",
     "encode",
     "encode_failure",
@@ -127,3 +129,18 @@ def broken(error: OSError) -> str:
     """Say how the other end of a connection was lost."""
     unreachable = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
     return SILENT if error.errno in unreachable else ENDED
+
+
+def close_in_children(held: socket.socket) -> None:
+    """Have forked children close their copy of a socket: they must not hold it longer than this process lives."""
+    _closed_in_children.add(held)
+
+
+def _close_in_child() -> None:
+    for held in _closed_in_children:
+        held.close()
+
+
+_closed_in_children: "WeakSet[socket.socket]" = WeakSet()
+if hasattr(os, "register_at_fork"):  # else another system, on which only --help works
+    os.register_at_fork(after_in_child=_close_in_child)

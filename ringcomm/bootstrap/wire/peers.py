@@ -9,10 +9,9 @@ import socket
 import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
-from typing import Any, Protocol
+from typing import Any
 
-from ringcomm.bootstrap.wire.framing import MessageSocket
-from ringcomm.bootstrap.wire.unix import close_in_children
+from ringcomm.bootstrap.wire.framing import MessageSocket, close_in_children
 from ringcomm.errors import RingcommError
 from ringcomm.machine import descriptors
 
@@ -23,30 +22,36 @@ log = logging.getLogger("ringcomm")
 INTERVAL = 1.0  # seconds between two lines for the same kind of refusal
 
 
-class Gate(Protocol):
+class Gate:
     """Where a server listens, and whom it admits: unix.UnixGate, tcp.TcpGate."""
 
-    listener: socket.socket
+    def __init__(self, listener: socket.socket) -> None:
+        self.listener = listener
 
     def greet(self, peer: socket.socket) -> tuple[MessageSocket | None, str]:
         """Return the socket by which to hear a new peer, if it is still there, and why it is refused, or ""."""
-        ...
+        return MessageSocket(peer), ""
 
-    def admits(self, peer: MessageSocket) -> tuple[bool, str]:
+    def admits(self, peer: MessageSocket) -> tuple[bool, str]:  # noqa: ARG002
         """Return whether the message of a peer is for the server, and why the peer is refused, or ""."""
-        ...
+        return True, ""
 
     def due(self) -> float:
         """Return when to call `poll` next."""
-        ...
+        return math.inf
 
-    def poll(self, peers: Collection[MessageSocket]) -> tuple[MessageSocket, str] | None:
+    def poll(self, peers: Collection[MessageSocket]) -> tuple[MessageSocket, str] | None:  # noqa: ARG002
         """Do what is due; return a peer to refuse, and why."""
-        ...
+        return None
 
-    def forget(self, peer: MessageSocket) -> None: ...
+    def forget(self, peer: MessageSocket) -> None:
+        """Note that a peer is gone."""
 
-    def describe(self, peer: MessageSocket) -> str: ...
+    def describe(self, peer: MessageSocket) -> str:
+        try:
+            return "{} port {}".format(*peer.getpeername())
+        except OSError:
+            return "a connection"
 
 
 class PeerServer:
@@ -88,9 +93,11 @@ class PeerServer:
 
     def serve(self, timeout: float | None) -> bool:
         """Wait up to `timeout` seconds for peers, handle what they have sent, and return whether any was ready."""
-        due = max(0.0, self._gate.due() - time.monotonic()) if self._peers else math.inf
-        waits = [seconds for seconds in (timeout, due, self._refusals.due()) if seconds not in (None, math.inf)]
-        ready = self._selector.select(min(waits, default=None))
+        due = min(self._gate.due() if self._peers else math.inf, self._refusals.due)
+        if due < math.inf:
+            left = max(0.0, due - time.monotonic())
+            timeout = left if timeout is None else min(left, timeout)
+        ready = self._selector.select(timeout)
         for key, events in ready:
             peer = key.fileobj
             if key.data:
@@ -105,7 +112,7 @@ class PeerServer:
                     self._hear(peer)
         while refused := self._gate.poll(self._peers):
             self.refuse(*refused)
-        self._refusals.poll()
+        self._refusals.flush(time.monotonic())
         return bool(ready)
 
     def refuse(self, peer: MessageSocket, reason: str) -> None:
@@ -174,26 +181,21 @@ class RefusalLog:
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[str, int]] = {}  # by kind: the last refusal, and their number since the last line
+        self.due = math.inf  # when to call `flush`
         self._next = 0.0  # the time from which lines may be logged
 
     def add(self, peer: str, reason: str) -> None:
         kind = re.sub(r"-?\d+", "", reason)
         _, count = self._held.get(kind, ("", 0))
         self._held[kind] = f"{peer}: {reason}", count + 1
-        self.poll()
+        self.due = self._next
+        self.flush(time.monotonic())
 
-    def due(self) -> float | None:
-        """Return the seconds until `poll` logs a line; None if there is nothing to log."""
-        return max(0.0, self._next - time.monotonic()) if self._held else None
-
-    def poll(self) -> None:
-        if self.due() == 0:
-            self.flush()
-
-    def flush(self) -> None:
-        """Log what has not been logged."""
-        if self._held:
-            for last, count in self._held.values():
-                others = f" (and {count - 1} other attempts in the last second)" if count > 1 else ""
-                log.warning("refused %s%s", last, others)
-            self._held, self._next = {}, time.monotonic() + INTERVAL
+    def flush(self, now: float = math.inf) -> None:
+        """Log what is due."""
+        if now < self.due:
+            return
+        for last, count in self._held.values():
+            others = f" (and {count - 1} other attempts in the last second)" if count > 1 else ""
+            log.warning("refused %s%s", last, others)
+        self._held, self.due, self._next = {}, math.inf, time.monotonic() + INTERVAL

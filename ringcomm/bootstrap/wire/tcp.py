@@ -19,9 +19,10 @@ from ringcomm.bootstrap.wire.handshake import (
     client_handshake,
 )
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE, PROBE_AGAIN, patience_with, probe, probe_now
+from ringcomm.bootstrap.wire.peers import Gate
 from ringcomm.errors import ArgumentError, refuse
 
-__all__ = ["TcpGate", "connect", "split_address"]
+__all__ = ["TcpGate", "connect", "local_address", "loopback", "split_address"]
 
 MAX_UNTRUSTED = 128  # peers that have not proved that they know the secret
 
@@ -72,13 +73,31 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def local_address(server: str) -> str:
+    """Return the address from which this host reaches that server, `host:port`. Nothing is sent."""
+    host, port = split_address(server)
+    family, _, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM, protocol) as probing:
+        probing.connect(resolved)
+        return str(probing.getsockname()[0])
+
+
+def loopback(host: str) -> str:
+    """Return the address that the name stands for if only this host reaches it, else ""."""
+    try:
+        found = str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError):  # who listens there will say so
+        return ""
+    return found if ip_address(found.partition("%")[0]).is_loopback else ""
+
+
 class _UntrustedPeer(NamedTuple):
     handshake: ServerHandshake
     deadline: float
 
 
-class TcpGate:
-    """Listens at one TCP address, and admits peers that know the secret. See peers.Gate.
+class TcpGate(Gate):
+    """Listens at one TCP address, and admits peers that know the secret.
 
     Untrusted peers have HANDSHAKE_TIMEOUT seconds to prove that they do, and MAX_UNTRUSTED connections: of more, the
     oldest goes.
@@ -88,7 +107,7 @@ class TcpGate:
         self._secret, self._keepalive = secret, keepalive
         self._untrusted: dict[MessageSocket, _UntrustedPeer] = {}  # in the order of their deadlines
         self._probe_at = math.inf if keepalive is None else 0.0
-        self.listener = _listen(address, purpose)
+        super().__init__(_listen(address, purpose))
 
     @property
     def address(self) -> str:
@@ -143,12 +162,6 @@ class TcpGate:
 
     def forget(self, peer: MessageSocket) -> None:
         self._untrusted.pop(peer, None)
-
-    def describe(self, peer: MessageSocket) -> str:
-        try:
-            return "{} port {}".format(*peer.getpeername())
-        except OSError:
-            return "a connection"
 
 
 def _listen(address: str, purpose: str) -> socket.socket:

@@ -3,26 +3,23 @@
 import array
 import errno
 import hashlib
-import math
 import os
 import socket
 import struct
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
-from weakref import WeakSet
 
 from ringcomm.bootstrap.wire.framing import LENGTH, MessageSocket
-from ringcomm.errors import ArgumentError
+from ringcomm.bootstrap.wire.peers import Gate
+from ringcomm.errors import ArgumentError, RingcommError
 
 __all__ = [
     "MAX_DESCRIPTORS",
     "DescriptorSocket",
     "UnixGate",
-    "UntrustedServer",
     "close_descriptors",
-    "close_in_children",
     "connect",
     "credentials",
     "user_address",
@@ -38,14 +35,10 @@ def user_address(name: str) -> str:
     return f"\0ringcomm-{os.geteuid()}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}"
 
 
-class UntrustedServer(ConnectionError):
-    """A process of another user listens at the address."""
-
-
 def connect(address: str, seconds: float, kind: type[Socket]) -> Socket:
     """Return a connection to the server of this user at the abstract `address`.
 
-    Raises BlockingIOError while too many others wait to be admitted.
+    Raises BlockingIOError while too many others wait to be admitted, RingcommError if another user listens there.
     """
     with ExitStack() as failed:
         peer = kind(socket.socket(socket.AF_UNIX))
@@ -53,31 +46,21 @@ def connect(address: str, seconds: float, kind: type[Socket]) -> Socket:
         peer.settimeout(seconds)
         peer.connect(address)
         if reason := _untrusted_reason(peer):
-            raise UntrustedServer(reason)
+            raise RingcommError(f"refused to connect: {reason}")
         failed.pop_all()
     return peer
 
 
-class UnixGate:
-    """Listens at an abstract address, and admits the processes of this user. See peers.Gate."""
+class UnixGate(Gate):
+    """Listens at an abstract address, and admits the processes of this user."""
 
     def __init__(self, address: str, purpose: str, kind: type[MessageSocket] = MessageSocket) -> None:
-        self.listener, self._kind = _listen(address, purpose), kind
+        super().__init__(_listen(address, purpose))
+        self._kind = kind
 
     def greet(self, peer: socket.socket) -> tuple[MessageSocket | None, str]:
         reason = _untrusted_reason(peer)
         return None if reason else self._kind(peer), reason
-
-    def admits(self, _: socket.socket) -> tuple[bool, str]:
-        return True, ""
-
-    def due(self) -> float:
-        return math.inf
-
-    def poll(self, _: Collection[socket.socket]) -> None:
-        return None
-
-    def forget(self, peer: socket.socket) -> None: ...
 
     def describe(self, peer: socket.socket) -> str:
         return f"process {credentials(peer)[0]}"
@@ -164,21 +147,6 @@ def close_descriptors(fds: Iterable[int]) -> None:
     for fd in fds:
         if fd >= 0:
             os.close(fd)
-
-
-def close_in_children(held: socket.socket) -> None:
-    """Have forked children close their copy of a socket: they must not hold it longer than this process lives."""
-    _closed_in_children.add(held)
-
-
-def _close_in_child() -> None:
-    for held in _closed_in_children:
-        held.close()
-
-
-_closed_in_children: "WeakSet[socket.socket]" = WeakSet()
-if hasattr(os, "register_at_fork"):  # else another system, on which only --help works
-    os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _holder(address: str) -> str:

@@ -1,24 +1,25 @@
 """Connects ranks on several hosts: those of one host by shared memory, all of them by sockets or UCX."""
 
+import os
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 from ringcomm.bootstrap.descriptor_exchange import REPORT_TIMEOUT
 from ringcomm.bootstrap.facts import all_gather_facts
-from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.place import Place, master_address
 from ringcomm.bootstrap.start_errors import rank_in_job
 from ringcomm.bootstrap.store import Store
 from ringcomm.bootstrap.wire.keepalive import patience_with, probe
+from ringcomm.bootstrap.wire.tcp import local_address, loopback
 from ringcomm.config import Config
 from ringcomm.errors import ArgumentError, RingcommError
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports import shm
 from ringcomm.transports.contract import Transport
-from ringcomm.transports.network.address import loopback, own_address
 from ringcomm.transports.network.facts import JobFacts, facts_of
 from ringcomm.transports.network.mesh import connect_mesh
 from ringcomm.transports.network.survivors import Survivors
@@ -47,7 +48,9 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
     # Where hosts have several ranks, those of another one may wait for one of theirs until their deadline, and name it.
     longer = REPORT_TIMEOUT if len(layout.ranks) < size else 0.0
     patient = replace(config, start_timeout=config.start_limit + longer)
-    address = own_address(config, store)
+    # That of the interface to the store, else the name of this host.
+    server = store.server or master_address()
+    address = config.host_address or (local_address(server) if server else os.uname().nodename)
     unreachable = loopback(address) if job.machines > 1 else ""
     handle, name = connect_ucx(rank, size, store, patient, "" if unreachable else address), "ucx"
     if handle is None:
@@ -84,8 +87,8 @@ class _HostStore:
     def set(self, key: str, value: bytes) -> None:
         self._store.set(f"host {self._host}/{key}", value)
 
-    def get(self, key: str, timeout: float) -> bytes:
-        return self._store.get(f"host {self._host}/{key}", timeout)
+    def find(self, key: str, timeout: float, meanwhile: Callable[[], object] | None = None) -> bytes | None:
+        return self._store.find(f"host {self._host}/{key}", timeout, meanwhile)
 
     def abort(self, error: RingcommError) -> None:
         self._store.abort(error)

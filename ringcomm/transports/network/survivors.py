@@ -5,11 +5,11 @@ The launcher of node 0 decides who survives: see bootstrap/shrink.py.
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Self
 
-from ringcomm.bootstrap.client import ANSWER_TIMEOUT, Client
-from ringcomm.bootstrap.endpoint import find_endpoint
+from ringcomm.bootstrap.client import ANSWER_TIMEOUT, Client, find_endpoint
+from ringcomm.bootstrap.facts import confirm
 from ringcomm.bootstrap.membership import RECONNECT_TIMEOUT, reconnect_timeout
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.session import SHRINK
@@ -20,7 +20,7 @@ from ringcomm.config import Config
 from ringcomm.errors import Aborted, CollectiveTimeout, PeerLost
 from ringcomm.transports.contract import Transport
 
-__all__ = ["Survivor", "Survivors"]
+__all__ = ["Survivors"]
 
 log = logging.getLogger("ringcomm")
 
@@ -43,17 +43,16 @@ class Survivors:
     ) -> tuple[Transport, set[int]]:
         """Connect the survivors of a group; return their transport, and the ranks that run but did not call.
 
-        `group` is its name in this start; `members`, `lost`: see Survivor. Either all survivors return, or
-        none does: if more are lost before all have confirmed that they are connected, the others agree again.
+        `group` is its name in this start; `members`, `lost`: see agree. Either all survivors return, or none
+        does: if more are lost before all have confirmed that they are connected, the others agree again.
         """
         name, failure = f"{self.place.job}/{group}", None
         limit = reconnect_timeout(timeout)
         config = replace(self._config, start_timeout=limit)
         left_out: set[int] = set()
-        keepalive = self._config.keepalive
-        with Survivor(self.place, name, rank, range(size), members, lost, timeout, keepalive) as survivor:
+        with connect_to_launcher(self.place, timeout, self._config.keepalive) as client:
             for _ in range(size):
-                agreed = survivor.agree()
+                agreed = agree(client, name, rank, range(size), members, lost, timeout)
                 survivors = agreed.survivors
                 left_out |= {*range(size)} - {*survivors, *agreed.lost}
                 if rank not in survivors:
@@ -67,89 +66,56 @@ class Survivors:
                     members=tuple(members[each] for each in survivors if members),
                 )
                 try:
-                    with job_store(place, limit) as store:
+                    with job_store(place, limit) as store, ExitStack() as failed:
                         transport = self._connect(place.rank, place.size, store, config)
+                        failed.callback(transport.close)
+                        confirm(client, place.job, store, place.rank, place.size, limit)
+                        failed.pop_all()
+                    return transport, left_out
                 except (PeerLost, CollectiveTimeout, Aborted) as error:
                     log.info("rank %d connects again: %s", rank, error)
                     failure = error
-                    survivor.fail(agreed.attempt)
-                    continue
-                try:
-                    if survivor.confirm(agreed.attempt, limit):
-                        return transport, left_out
-                except BaseException:
-                    transport.close()
-                    raise
-                transport.close()
         text = f"rank {rank} gave up after {size} attempts to connect the survivors; the last error: {failure}"
         raise PeerLost(text, rank=rank)
 
 
-class Survivor:
-    """The connection of a rank to the session in which its group agrees who survives.
+def connect_to_launcher(place: Place, timeout: float, keepalive: float) -> Client:
+    """Connect to the session in which a group agrees who survives, and which then waits so long for other ranks.
 
-    Each call raises PeerLost or CollectiveTimeout if the launcher is lost.
+    This, and each call of the client, raises PeerLost or CollectiveTimeout if the launcher is lost.
+    """
+    suffix = ": without it shrink cannot tell who survives"
+    launcher = replace(find_endpoint(place, keepalive), suffix=suffix, always_up=True)
+    limit = min(timeout + ANSWER_TIMEOUT, RECONNECT_TIMEOUT)
+    return Client(launcher, SHRINK, place, limit, patience=ANSWER_TIMEOUT)
+
+
+def agree(
+    client: Client,
+    group: str,
+    rank: int,
+    ranks: Sequence[int],
+    members: Sequence[int],
+    find_lost: Callable[[], Iterable[int]],
+    timeout: float,
+) -> Agreement:
+    """Return who survives.
 
     Args:
-        place: of this process
+        client: see connect_to_launcher
         group: a name that no other group of the job has
         rank: in the group
         ranks: all of the group
         members: the rank in the job of each, if the launchers end ranks that are left out; else empty
-        lost: returns the ranks that this one knows to be lost
-        timeout: seconds for which `agree` waits for ranks that run but do not come
-        keepalive: seconds after which a server that does not answer is lost
+        find_lost: returns the ranks that this one knows to be lost
+        timeout: seconds to wait for ranks that run but do not come
     """
+    known, request = set(find_lost()), {"group": group, "rank": rank, "ranks": [*ranks], "members": [*members]}
 
-    def __init__(
-        self,
-        place: Place,
-        group: str,
-        rank: int,
-        ranks: Sequence[int],
-        members: Sequence[int],
-        lost: Callable[[], Iterable[int]],
-        timeout: float,
-        keepalive: float,
-    ) -> None:
-        self._request = {"group": group, "rank": rank, "ranks": [*ranks], "members": [*members]}
-        self._find_lost, self._patience = lost, timeout
-        launcher = replace(
-            find_endpoint(place, keepalive), suffix=": without it shrink cannot tell who survives", always_up=True
-        )
-        self._client = Client(
-            launcher, SHRINK, place, min(timeout + ANSWER_TIMEOUT, RECONNECT_TIMEOUT), patience=ANSWER_TIMEOUT
-        )
+    def tell_of_more() -> None:
+        if more := set(find_lost()) - known:
+            known.update(more)
+            client.tell("lost", **request, lost=sorted(more))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Leave: the others need not wait for this rank."""
-        self._client.close()
-
-    def agree(self) -> Agreement:
-        """Return who survives."""
-        return self._ask("shrink", self._patience)
-
-    def confirm(self, attempt: int, timeout: float) -> bool:
-        """Return whether all survivors are connected within `timeout` seconds, as this rank is."""
-        return bool(self._ask("connected", timeout, attempt=attempt).survivors)
-
-    def fail(self, attempt: int) -> None:
-        """Say that this rank could not connect."""
-        self._client.tell("failed", **self._request, attempt=attempt, lost=[])
-
-    def _ask(self, kind: str, timeout: float, **more: object) -> Agreement:
-        known = set(self._find_lost())
-
-        def tell_of_more() -> None:
-            if more := set(self._find_lost()) - known:
-                known.update(more)
-                self._client.tell("lost", **self._request, lost=sorted(more))
-
-        fields = {**self._request, "lost": sorted(known), "timeout": timeout, **more}
-        return Agreement(**self._client.ask(kind, timeout, tell_of_more, **fields).fields)
+    fields = {**request, "lost": sorted(known), "timeout": timeout}
+    return Agreement(**client.ask("shrink", timeout, tell_of_more, **fields).fields)

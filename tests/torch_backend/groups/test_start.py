@@ -3,9 +3,6 @@
 import os
 import subprocess
 import sys
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,9 +10,6 @@ import pytest
 import torch.distributed as dist
 
 import harness
-from ringcomm.bootstrap.facts import all_gather_facts
-from ringcomm.bootstrap.process_watch import ProcessWatch
-from ringcomm.bootstrap.torch_store import TorchStoreAdapter
 
 BIN = Path(sys.executable).parent
 
@@ -162,39 +156,16 @@ def test_a_rank_that_does_not_join_is_named_on_every_other(tmp_path):
 
 
 def know_where_torch_serves_its_store(_):
+    from ringcomm.bootstrap.torch_store import _address_of
+
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
     for inner in (store, dist.PrefixStore("a group", dist.PrefixStore("a job", store))):
-        assert TorchStoreAdapter(inner, watch=None).server == f"127.0.0.1:{store.port}"
-    assert TorchStoreAdapter(dist.PrefixStore("a job", dist.HashStore()), watch=None).server == ""
+        assert _address_of(inner) == f"127.0.0.1:{store.port}"
+    assert _address_of(dist.PrefixStore("a job", dist.HashStore())) == ""
 
 
-def test_the_adapter_knows_where_torch_serves_its_store():
+def test_where_torch_serves_its_store_is_known():
     harness.run(know_where_torch_serves_its_store, 1)
-
-
-class CountingStore:
-    """A store of torch that counts the values it takes and gives; `check` is called as often as time passes."""
-
-    def __init__(self):
-        store = dist.HashStore()
-        self.check, self._store, self.requests = store.check, store, Counter()
-
-    def set(self, key, value):
-        self.requests["set"] += 1
-        self._store.set(key, value)
-
-    def get(self, key):
-        self.requests["get"] += 1
-        return self._store.get(key)
-
-
-def test_the_requests_to_a_store_of_torch_grow_with_the_ranks_not_with_their_square():
-    size, store = 9, CountingStore()
-    with ThreadPoolExecutor(size) as pool, closing(ProcessWatch(0)) as watch:
-        adapter = TorchStoreAdapter(store, watch)
-        gathered = [pool.submit(all_gather_facts, adapter, "facts", rank, size, rank, 20) for rank in range(size)]
-        assert [each.result() for each in gathered] == [[*range(size)]] * size
-    assert store.requests == {"set": size + 1, "get": 2 * size}
 
 
 @pytest.mark.parametrize(("value", "backend"), [("1", "ringcomm"), ("yes", "gloo")])

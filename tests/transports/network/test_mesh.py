@@ -17,9 +17,8 @@ from ringcomm.bootstrap.store import HashStore
 from ringcomm.bootstrap.wire import tcp
 from ringcomm.bootstrap.wire.framing import MessageSocket
 from ringcomm.bootstrap.wire.handshake import MESSAGE_OF_HANDSHAKE, client_handshake
-from ringcomm.bootstrap.wire.tcp import split_address
+from ringcomm.bootstrap.wire.tcp import local_address, split_address
 from ringcomm.native import ffi
-from ringcomm.transports.network.address import local_address
 from ringcomm.transports.network.mesh import connect_mesh
 from ringcomm.transports.network.start import _open_sockets
 

@@ -7,15 +7,14 @@ import signal
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import test_shrink as shrinking
 from test_shrink import survivors_of
 
-import harness
 from cases.between_hosts import run_on
 from harness.failures import PROMPT, raised
 from harness.nodes import SECRET, Job, finish, store_server
@@ -25,7 +24,6 @@ from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.shrink import Shrink
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.transports.network import survivors
-from ringcomm.transports.network.survivors import Survivor
 
 
 def survivors_on(layout, fn, *args):
@@ -37,6 +35,7 @@ def test_survivors_connect_within_the_timeout_of_shrink():
 
     def connect(*arguments):
         limits.append(arguments[-1].start_limit)
+        return SimpleNamespace(close=None)
 
     for timeout in (0.3, 3, 60):
         with store_server() as address:
@@ -145,16 +144,16 @@ def interrupted_at_the_end(comm):
     shrinking.until_broken(comm)
     if comm.rank != 2:
         return shrinking.used(comm.shrink(), comm)
-    confirm = Survivor.confirm
+    confirm = survivors.confirm
 
     def interrupted(*arguments):
         confirm(*arguments)
         raise KeyboardInterrupt
 
-    Survivor.confirm = interrupted
+    survivors.confirm = interrupted
     with suppress(KeyboardInterrupt):
         comm.shrink()
-    Survivor.confirm = confirm
+    survivors.confirm = confirm
     return str(raised(Aborted, comm.shrink))
 
 
@@ -241,9 +240,9 @@ def test_without_the_launcher_it_is_refused():
 # --- Without the launcher of node 0 -----------------------------------------------------------------------------------
 
 
-def survivors_store(address):
+def connect_one(address):
     """Connect rank 0 of 2, which waits 0.1 s for the other."""
-    return Survivor(Place(0, 2, "job", SECRET, store=address), "group", 0, [0, 1], [], list, 0.1, KEEPALIVE)
+    return survivors.connect_to_launcher(Place(0, 2, "job", SECRET, store=address), 0.1, KEEPALIVE)
 
 
 def lost_launcher(address, why):
@@ -260,44 +259,23 @@ def port():
 
 def test_a_launcher_that_has_ended_is_named_at_once(port):
     with pytest.raises(PeerLost, match=lost_launcher(port[1], "has ended")):
-        survivors_store(port[1])
+        connect_one(port[1])
 
 
 def test_a_stopped_launcher_is_waited_for_no_longer_than_the_ranks(port, monkeypatch):
     monkeypatch.setattr("ringcomm.transports.network.survivors.ANSWER_TIMEOUT", 0.2)
     port[0].listen()
     with pytest.raises(CollectiveTimeout, match=lost_launcher(port[1], "did not answer within 0.3 s (timed out)")):
-        survivors_store(port[1])
+        connect_one(port[1])
 
 
 def test_a_launcher_that_stops_later_is_waited_for_no_longer_than_the_ranks(monkeypatch):
     monkeypatch.setattr("ringcomm.transports.network.survivors.ANSWER_TIMEOUT", 0.2)
     monkeypatch.setattr(Shrink, "poll", lambda _: [])
-    with store_server() as address, survivors_store(address) as store:
+    with store_server() as address, connect_one(address) as client:
         why = "did not answer within 0.3 s"
         with pytest.raises(CollectiveTimeout, match=lost_launcher(address, why)):
-            store.agree()
-
-
-def test_a_rank_that_is_lost_after_an_attempt_has_failed_is_not_waited_for():
-    def agree(store):
-        return store.agree().survivors
-
-    def connect(address, rank):
-        place = Place(rank, 3, "job", SECRET, store=address)
-        return Survivor(place, "group", rank, range(3), (), list, harness.OPERATION, KEEPALIVE)
-
-    with store_server() as address, ThreadPoolExecutor() as pool:
-        first, second, third = stores = [connect(address, rank) for rank in range(3)]
-        assert [*pool.map(agree, stores)] == [[0, 1, 2]] * 3
-        first.fail(0)
-        assert not second.confirm(0, harness.OPERATION)  # the server has heard of it
-        third.close()
-        start = time.monotonic()
-        assert [*pool.map(agree, (first, second))] == [[0, 1]] * 2
-        assert time.monotonic() - start < harness.OPERATION / 2
-        for store in (first, second):
-            store.close()
+            survivors.agree(client, "group", 0, [0, 1], [], list, 0.1)
 
 
 # --- Kills at random moments ------------------------------------------------------------------------------------------

@@ -1,0 +1,33 @@
+"""The session of the launchers of a job, as node 0 serves it."""
+
+import pytest
+
+from ringcomm.bootstrap.session import MemberStore
+from ringcomm.bootstrap.wire.framing import Frame
+from ringcomm.launcher.nodes import ALL_ENDED, NodeOptions, _Launchers
+
+
+@pytest.fixture
+def session():
+    """Three launchers."""
+    session = _Launchers(NodeOptions(0, 3, "", "", 20.0, 15.0, elastic=True))
+    for node in range(3):
+        session.join(node, Frame("join", {"rank": node, "size": 3, "process": f"host {node}"}, b""))
+    return session
+
+
+def test_the_nodes_have_ended_once_the_last_one_has(session):
+    asked = [session.take(node, Frame("get", {"id": 0, "key": ALL_ENDED, "wait": True}, b"")) for node in range(3)]
+    assert asked == [[]] * 3
+    assert session.set("ended/0", b"") == session.set("ended/1", b"") == []
+    assert [peer for peer, _ in session.set("ended/2", b"")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_lost_launcher_ends_the_job_unless_its_ranks_have_connected(session, connected):
+    session.membership = MemberStore()
+    if connected:
+        session.membership.propose("connected/job", b"true")
+    session.lose(1, "has ended")
+    assert session.has("ended/1") == connected
+    assert str(session.failure) == ("None" if connected else "the launcher of node 1 (host 1) has ended")
