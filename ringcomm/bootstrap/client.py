@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from ringcomm.bootstrap.place import UNIX, Place, is_between_hosts
-from ringcomm.bootstrap.start_errors import missing_key, missing_ranks, rank_in_job
+from ringcomm.bootstrap.start_errors import rank_in_job
 from ringcomm.bootstrap.wire import tcp, unix
 from ringcomm.bootstrap.wire.framing import (
     ENDED,
@@ -46,7 +46,6 @@ class Client:
         timeout: seconds to join it
         process: what this process is called, where its loss is reported
         watch: is called with each change of a key (of the session of the members)
-        noun: what its members are
         patience: seconds for an answer, after the time of the question
     """
 
@@ -59,10 +58,9 @@ class Client:
         *,
         process: str = "",
         watch: Callable[[Frame], object] | None = None,
-        noun: str = "rank",
         patience: float = ANSWER_TIMEOUT,
     ) -> None:
-        self._endpoint, self._place, self._noun = endpoint, place, noun
+        self._endpoint, self._place = endpoint, place
         self.members = place.members
         self._watch, self._patience = watch, patience
         self._numbers = itertools.count()
@@ -98,20 +96,14 @@ class Client:
     def set(self, key: str, value: bytes) -> None:
         self.tell("set", value, key=key)
 
-    def get(self, key: str, timeout: float) -> bytes:
-        answer = self._get(key, timeout)
-        if answer.kind == "value":
-            return answer.payload
-        if absent := answer.fields["ranks"]:
-            raise missing_ranks(absent, self._place.size, timeout, self._noun, self.members)
-        raise missing_key(key, timeout)
-
     def find(self, key: str, timeout: float = 0.0, meanwhile: Callable[[], object] | None = None) -> bytes | None:
         """Return the value of a key; None if it is not set within `timeout` seconds.
 
         `meanwhile` is called again and again, and may raise what ends the wait.
         """
-        answer = self._get(key, timeout, meanwhile)
+        if timeout > 0 and (answer := self._await(self.put("get", key=key, wait=True), timeout, meanwhile)):
+            return answer.payload
+        answer = self.ask("get", key=key, wait=False)
         return answer.payload if answer.kind == "value" else None
 
     def keys(self, begin: str) -> list[str]:
@@ -180,11 +172,6 @@ class Client:
             raise failure_of(message)
         return message
 
-    def _get(self, key: str, timeout: float, meanwhile: Callable[[], object] | None = None) -> Frame:
-        if timeout > 0 and (answer := self._await(self.put("get", key=key, wait=True), timeout, meanwhile)):
-            return answer
-        return self.ask("get", key=key, wait=False)  # the server knows who is missing
-
     def _await(self, number: int, seconds: float, meanwhile: Callable[[], object] | None) -> Frame | None:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
@@ -225,18 +212,12 @@ class Client:
                 return None
             answer = decode(data)
             if answer.kind == "failure":
-                raise self._as_told_late(failure_of(answer))
+                raise failure_of(answer)
             if answer.kind == "refused":
                 text = f"{self._endpoint.name} refused this process: {answer.fields['reason']}"
                 raise ArgumentError(text, rank=self._place.rank)
             stack.pop_all()
             return peer
-
-    def _as_told_late(self, error: RingcommError) -> RingcommError:
-        own = rank_in_job(self.members, self._place.rank)
-        if isinstance(error, CollectiveTimeout) and own in (error.got or ()):
-            return CollectiveTimeout(f"this {self._noun} came too late: {error}", rank=error.rank, got=error.got)
-        return error
 
 
 @dataclass(frozen=True, slots=True)

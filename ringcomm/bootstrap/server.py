@@ -211,7 +211,7 @@ class Server(threading.Thread):
     def _end_starts_of_the_lost(self) -> None:
         """Fail each start for which a rank was lost before it joined."""
         for start in self._starts.values():
-            for rank in sorted(self.membership.lost.keys() & start.absent_in_job()):
+            for rank in sorted(self.membership.lost.keys() & start.absent()):
                 start.fail(lost_in_start(rank, self.membership.lost[rank]))
 
     def _sweep(self) -> None:

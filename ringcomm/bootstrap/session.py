@@ -4,7 +4,7 @@ A session knows nothing of sockets. It takes the messages of its members and ret
 
     set, delete             a value
     propose                 a value that lasts: the first one
-    get                     → value, once it is set; if not to wait, and it is not: absent, with the missing members
+    get                     → value, once it is set; if not to wait, and it is not: absent
     keys                    → the keys that begin so
     abort                   the start fails, for all
     leave                   this member leaves, as it does when its connection ends
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ringcomm.bootstrap.start_errors import lost_in_start, rank_in_job
 from ringcomm.bootstrap.wire.framing import Frame, encode, encode_failure, failure_of
-from ringcomm.errors import RingcommError
+from ringcomm.errors import CollectiveTimeout, RingcommError
 
 __all__ = [
     "MEMBERS",
@@ -89,7 +89,7 @@ class BaseSession:
         if key in self._values:
             return [(peer, encode("value", self._values[key], id=number))]
         if not waits:
-            return [(peer, encode("absent", id=number, ranks=self.absent()))]
+            return [(peer, encode("absent", id=number))]
         self._waiting[key][peer], self._waits_for[peer] = number, key
         return []
 
@@ -103,10 +103,6 @@ class BaseSession:
 
     def has(self, key: str) -> bool:
         return key in self._values
-
-    def absent(self) -> list[int]:
-        """Return the missing members, if it is known who is to come."""
-        return []
 
     def leave(self, peer: Peer) -> Replies:
         """Note that a member needs the session no more."""
@@ -152,9 +148,6 @@ class Start(BaseSession):
         return not self.present and (self.complete or self.failure is not None)
 
     def absent(self) -> list[int]:
-        return [rank for rank in range(self.size) if rank not in self.came]
-
-    def absent_in_job(self) -> list[int]:
         """Return the missing ranks, as in the job; none if nothing says which ranks they are."""
         return [number for rank, number in enumerate(self._in_job) if rank not in self.came]
 
@@ -166,7 +159,7 @@ class Start(BaseSession):
             raise Refused(f"{self.noun} {rank} is already taken by {self.came[rank]}")
         if self.failure:
             self.came.setdefault(rank, process)
-            return [(peer, encode_failure(self.failure))]
+            return [(peer, encode_failure(self._as_told_late(self.failure, rank)))]
         self.came[rank] = process
         return super().join(peer, hello)
 
@@ -179,6 +172,11 @@ class Start(BaseSession):
         if message.kind == "get" and self.failure:
             return [(peer, encode_failure(self.failure, id=message.fields["id"]))]
         return super().take(peer, message)
+
+    def _as_told_late(self, error: RingcommError, rank: int) -> RingcommError:
+        if isinstance(error, CollectiveTimeout) and rank_in_job(self._in_job, rank) in (error.got or ()):
+            return CollectiveTimeout(f"this {self.noun} came too late: {error}", rank=error.rank, got=error.got)
+        return error
 
     def fail(self, error: RingcommError) -> None:
         self.failure = self.failure or error

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 from ringcomm.errors import CollectiveTimeout, PeerLost
 
-__all__ = ["format_ranks", "lost_in_start", "missing_connections", "missing_key", "missing_ranks", "rank_in_job"]
+__all__ = ["format_ranks", "lost_in_start", "missing_connections", "missing_ranks", "rank_in_job"]
 
 
 def format_ranks(numbers: Collection[int], member: str = "rank") -> str:
@@ -37,10 +37,6 @@ def missing_connections(
     rank, missing = rank_in_job(members, rank), [rank_in_job(members, other) for other in missing]
     text = f"{format_ranks(missing)}{_of_all(size, members)} did not connect to rank {rank} within {timeout:g} s"
     return CollectiveTimeout(text + reasons, rank=min(missing), got=sorted(missing))
-
-
-def missing_key(key: str, timeout: float) -> CollectiveTimeout:
-    return CollectiveTimeout(f"no rank has set {key!r} within {timeout:g} s")
 
 
 def lost_in_start(rank: int, process: str = "") -> PeerLost:

@@ -13,7 +13,7 @@ from ringcomm.bootstrap.client import SLICE, Client, Endpoint, find_endpoint
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.server import Server, serving
 from ringcomm.bootstrap.session import Start
-from ringcomm.bootstrap.start_errors import missing_key, rank_in_job
+from ringcomm.bootstrap.start_errors import rank_in_job
 from ringcomm.bootstrap.wire.unix import UnixGate, user_address
 from ringcomm.errors import Aborted, RingcommError, decode_error, encode_error
 from ringcomm.machine import descriptors
@@ -94,12 +94,6 @@ class HashStore:
                 return self._values.get(key)
             if meanwhile:
                 meanwhile()
-
-    def get(self, key: str, timeout: float) -> bytes:
-        """Return the value of a key; raise CollectiveTimeout if it is not set within `timeout` seconds."""
-        if (value := self.find(key, timeout)) is None:
-            raise missing_key(key, timeout)
-        return value
 
     def abort(self, error: RingcommError) -> None:
         with self._changed:

@@ -167,7 +167,7 @@ def join_nodes(options: NodeOptions, ranks: int) -> Iterator[Nodes]:
         if options.rank == 0:
             stack.enter_context(serving(_serve(options), min(options.timeout, LATE)))
         node_0 = find_endpoint(place, options.keepalive)
-        join = partial(Client, node_0, NODES, place, process=_host(), noun="node")
+        join = partial(Client, node_0, NODES, place, process=_host())
         store = stack.enter_context(_patiently(join, options.timeout))
         try:
             try:

@@ -38,5 +38,5 @@ def test_members_lose_their_server_at_once_if_its_thread_fails(monkeypatch):
         monkeypatch.setattr(Start, "poll", lambda _: 1 / 0)
         for client in clients:
             with client, pytest.raises(PeerLost, match=r"^the launcher has ended$"):
-                client.get("key", 20)
+                client.find("key", 20)
     assert failures == [ZeroDivisionError]

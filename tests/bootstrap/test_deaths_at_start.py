@@ -62,7 +62,7 @@ def run_rank(connection, job, rank, victim, moment):
         with job_store(place, TIMEOUT) as store:
             store.set(f"{rank} is here", b"")
             for other in range(SIZE):
-                store.get(f"{other} is here", TIMEOUT)
+                store.find(f"{other} is here", TIMEOUT)
             started = time.monotonic()
             if rank == victim:
                 MOMENTS[moment]()

@@ -178,7 +178,7 @@ def test_untrusted_peers_are_refused_and_do_not_block_startup(caplog, monkeypatc
         server = pool.submit(join, store, 0, 2)
         # Rank 1 has said hello, and does not connect yet: rank 0 serves.
         store.set(f"{module.HELLO}/1", json.dumps({"hello": {"name": "rank 1"}}).encode())
-        address = json.loads(store.get(f"{module.HELLO}/0", 20))["address"]
+        address = json.loads(store.find(f"{module.HELLO}/0", 20))["address"]
 
         def connect():
             return stack.enter_context(unix.connect(address, 20, unix.DescriptorSocket))

@@ -44,9 +44,9 @@ def test_a_value_answers_those_that_wait_for_it_and_no_others(start):
     assert start.poll() == []
 
 
-def test_the_absent_are_named_to_one_that_waits_no_longer(start):
+def test_who_waits_no_longer_gets_an_answer_at_once(start):
     assert start.take("a", ask("key")) == start.take("b", ask("key")) == []
-    assert told(start.take("b", ask("key", wait=False))) == {"b": ("absent", {"ranks": [2]})}
+    assert told(start.take("b", ask("key", wait=False))) == {"b": ("absent", {})}
     assert told(start.set("key", b"value")) == {"a": ("value", b"value")}
 
 

@@ -37,7 +37,7 @@ rank, size = place.rank, place.size
 def exchange(value=None):
     with open_store(place, 20) as store:
         store.set(str(rank), str(value or f"from {rank}").encode())
-        return [store.get(str(other), 20).decode() for other in range(size)]
+        return [store.find(str(other), 20).decode() for other in range(size)]
 """
 
 

@@ -50,7 +50,7 @@ def start(pool, store, ranks, size, address=LOCAL, timeout=TIMEOUT, secret=SECRE
 
 
 def server_of(store, rank):
-    host, port = split_address(json.loads(store.get(f"mesh/{rank}", TIMEOUT)))
+    host, port = split_address(json.loads(store.find(f"mesh/{rank}", TIMEOUT)))
     return host, port
 
 
