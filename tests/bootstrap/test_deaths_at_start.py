@@ -94,28 +94,37 @@ def run_torch_rank(connection, where, rank, victim, moment):
 
     timeout = timedelta(seconds=TIMEOUT)
     store = torch_store(where, rank)
-    is_running = module.is_running
+    is_running, gather = module.is_running, module.all_gather_facts
+    others = [other for other in range(SIZE) if other != victim]
 
     def look_and_report(process):
         found = is_running(process)
         store.set(f"{rank} sees it", "")
         return found
 
+    def join_and_report(*arguments):
+        store.set(f"{rank} has joined", "")
+        return gather(*arguments)
+
+    def join_and_die(*_):
+        store.wait([f"{other} has joined" for other in others], timeout)
+        die()
+
     def publish_and_die(start):
         """Die once the others have seen that this process runs."""
         where = {"address": "127.0.0.1:1", "secret": "", "host": module.host_id(), "process": module.process_id()}
         start._store.set(module.KEY, json.dumps(where))
-        store.wait([f"{other} sees it" for other in range(1, SIZE)], timeout)
+        store.wait([f"{other} sees it" for other in others], timeout)
         die()
 
-    module.is_running = look_and_report
+    module.is_running, module.all_gather_facts = look_and_report, join_and_report
     store.set(f"{rank} is here", "")
     store.wait([f"{other} is here" for other in range(SIZE)], timeout)
     started = time.monotonic()
     if rank == victim:
         moments = {
             "published": (module._Rendezvous, "serve", publish_and_die),
-            "joined": (module, "all_gather_facts", die),
+            "joined": (module, "all_gather_facts", join_and_die),
         }
         setattr(*moments[moment])
     try:
