@@ -87,14 +87,14 @@ class Collectives:
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> None:
         """Reduce the arrays of all ranks on every rank."""
-        context, name, done = self._object, NATIVE.get(id(op)), NotImplemented
+        context, name = self._object, NATIVE.get(id(op))
         if name and type(recvbuf) is ndarray:
             if type(sendbuf) is ndarray:
-                done = context.fast.all_reduce(sendbuf, recvbuf, name, None, False)
-            elif sendbuf is IN_PLACE:
-                done = context.fast.all_reduce(recvbuf, None, name, None, False)
-        if done is NotImplemented:
-            self._allreduce(sendbuf, recvbuf, op)
+                if context.fast.all_reduce(sendbuf, recvbuf, name, None, False) is not NotImplemented:
+                    return
+            elif sendbuf is IN_PLACE and context.fast.all_reduce(recvbuf, None, name, None, False) is recvbuf:
+                return
+        self._allreduce(sendbuf, recvbuf, op)
 
     def Ibarrier(self) -> Request:
         """Start a nonblocking call: Wait until all ranks have called this."""

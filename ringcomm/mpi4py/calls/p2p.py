@@ -18,10 +18,9 @@ from ringcomm.mpi4py.requests.status import Status
 from ringcomm.transports import messages
 from ringcomm.transports.requests import RECEIVE, SEND, SYNCHRONOUS_SEND
 
-__all__ = ["LARGEST_TAG", "MATCH_ANY", "PointToPoint", "is_proc_null", "match_tag"]
+__all__ = ["LARGEST_TAG", "PointToPoint", "core_tag", "is_proc_null", "match_tag"]
 
 LARGEST_TAG = 2**31 - 1
-MATCH_ANY = messages.ANY_TAG
 PLAIN = frozenset(map(np.dtype, "?bBhHiIlLqQfdFD"))  # dtypes of arrays that need no look at their specification
 
 ndarray = np.ndarray
@@ -53,11 +52,9 @@ class PointToPoint:
 
     def Recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> None:
         """Receive an array."""
-        found: Any = NotImplemented
         if type(source) is not int or type(tag) is not int:
             source, tag = integer(source), integer(tag)
-        if ANY_TAG <= tag <= LARGEST_TAG:
-            found = self._object.fast.recv_message(buf, source, MATCH_ANY if tag == ANY_TAG else tag)
+        found: Any = self._object.fast.recv_message(buf, source, core_tag(tag))
         if found is NotImplemented:
             found = self._recv(buf, source, tag)
         if status is not None:
@@ -77,9 +74,8 @@ class PointToPoint:
         found: Any = NotImplemented
         if not (type(dest) is type(source) is type(sendtag) is type(recvtag) is int):
             dest, source, sendtag, recvtag = map(integer, (dest, source, sendtag, recvtag))
-        if 0 <= sendtag <= LARGEST_TAG and ANY_TAG <= recvtag <= LARGEST_TAG:
-            match = MATCH_ANY if recvtag == ANY_TAG else recvtag
-            found = self._object.fast.sendrecv_message(sendbuf, dest, sendtag, recvbuf, source, match)
+        if 0 <= sendtag <= LARGEST_TAG:
+            found = self._object.fast.sendrecv_message(sendbuf, dest, sendtag, recvbuf, source, core_tag(recvtag))
         if found is NotImplemented:
             self._exchange(sendbuf, dest, sendtag, recvbuf, source, recvtag).complete(status)
         elif status is not None:
@@ -269,13 +265,19 @@ def _incoming(buf: Any, source: int) -> Any:
     return None if source == PROC_NULL else received(buf)
 
 
-def match_tag(tag: int) -> int:
-    """Return the tag that ringcomm is to match."""
+def core_tag(tag: int) -> int | None:
+    """Return the tag that the core is to match, None for a wrong one, with which no call is plain."""
     if tag == ANY_TAG:
-        return MATCH_ANY
-    if not 0 <= tag <= LARGEST_TAG:
+        return messages.ANY_TAG
+    return tag if 0 <= tag <= LARGEST_TAG else None
+
+
+def match_tag(tag: int) -> int:
+    """Return the tag that the core is to match; refuse a wrong one."""
+    found = core_tag(tag)
+    if found is None:
         raise failure(ERR_TAG, f"tag: expected a number from 0 to {LARGEST_TAG}, or ANY_TAG, got {tag}")
-    return tag
+    return found
 
 
 def is_proc_null(dest: int, tag: int) -> bool:

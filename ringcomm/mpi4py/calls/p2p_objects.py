@@ -10,7 +10,7 @@ from ringcomm.mpi4py.base.errors import handled
 from ringcomm.mpi4py.base.integers import integer
 from ringcomm.mpi4py.base.options import options
 from ringcomm.mpi4py.calls.message import FROM_PROC_NULL, unpickled
-from ringcomm.mpi4py.calls.p2p import LARGEST_TAG, MATCH_ANY, PointToPoint, is_proc_null, match_tag
+from ringcomm.mpi4py.calls.p2p import LARGEST_TAG, PointToPoint, core_tag, is_proc_null, match_tag
 from ringcomm.mpi4py.calls.pickling import pickle
 from ringcomm.mpi4py.requests.operations import fill
 from ringcomm.mpi4py.requests.request import Request
@@ -49,8 +49,8 @@ class ObjectsPointToPoint(PointToPoint):
         if source == PROC_NULL:
             fill(status, FROM_PROC_NULL)
             return None
-        if status is None and ANY_TAG <= tag <= LARGEST_TAG:
-            return self._object.fast.recv_object(source, MATCH_ANY if tag == ANY_TAG else tag, pickle.codec)
+        if status is None and (match := core_tag(tag)) is not None:
+            return self._object.fast.recv_object(source, match, pickle.codec)
         data, envelope = self._recv_bytes(source, tag)
         fill(status, envelope)
         return unpickled(data)
