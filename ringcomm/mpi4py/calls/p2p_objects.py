@@ -15,6 +15,7 @@ from ringcomm.mpi4py.calls.pickling import pickle
 from ringcomm.mpi4py.requests.operations import fill
 from ringcomm.mpi4py.requests.request import Request
 from ringcomm.mpi4py.requests.status import Status
+from ringcomm.transports.messages import ANY_TAG as MATCH_ANY
 from ringcomm.transports.messages import Envelope
 
 __all__ = ["ObjectsPointToPoint"]
@@ -27,8 +28,8 @@ class ObjectsPointToPoint(PointToPoint):
         """Send an object, pickled."""
         if type(dest) is not int or type(tag) is not int:
             dest, tag = integer(dest), integer(tag)
-        plain, fast = 0 <= tag <= LARGEST_TAG, self._object.fast
-        if not plain or fast.send_object(obj, dest, tag, pickle.codec) is NotImplemented:
+        fast = self._object.fast
+        if not 0 <= tag <= LARGEST_TAG or fast.send_object(obj, dest, tag, pickle.codec) is NotImplemented:
             self._send_object(obj, dest, tag)
 
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
@@ -49,7 +50,8 @@ class ObjectsPointToPoint(PointToPoint):
         if source == PROC_NULL:
             fill(status, FROM_PROC_NULL)
             return None
-        if status is None and (match := core_tag(tag)) is not None:
+        match = MATCH_ANY if tag == ANY_TAG else core_tag(tag)
+        if status is None and match is not None:
             return self._object.fast.recv_object(source, match, pickle.codec)
         data, envelope = self._recv_bytes(source, tag)
         fill(status, envelope)
