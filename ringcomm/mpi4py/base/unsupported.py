@@ -36,7 +36,7 @@ def unsupported(name: str, instead: str) -> Callable[..., Any]:
     return refuse
 
 
-class Unsupported:
+class UnsupportedMethod:
     """A method of any kind that raises NotImplementedError."""
 
     def __init__(self, instead: str) -> None:

@@ -14,7 +14,7 @@ from ringcomm.mpi4py.base.errhandlers import Errhandler
 from ringcomm.mpi4py.base.errors import ERR_ARG, ERR_COMM, ERR_ERRHANDLER, failure, handled
 from ringcomm.mpi4py.base.handles import Handle, constant
 from ringcomm.mpi4py.base.info import INFO_NULL, Info
-from ringcomm.mpi4py.base.unsupported import Unsupported
+from ringcomm.mpi4py.base.unsupported import UnsupportedMethod
 from ringcomm.mpi4py.calls.collectives import Collectives
 from ringcomm.mpi4py.calls.objects import Objects
 from ringcomm.mpi4py.calls.p2p import LARGEST_TAG
@@ -236,14 +236,14 @@ class Comm(Attributes, ObjectsPointToPoint, Probes, Buffered, Collectives, Objec
         """Return a null handle: no process has spawned this one."""
         return Intercomm()
 
-    Join = Unsupported("start all ranks with one launcher")
-    Revoke = Unsupported("a lost process breaks a communicator by itself")
-    Is_revoked = Unsupported("calls on a broken communicator raise the first error")
-    Get_failed = Ack_failed = Unsupported("the error of a call names the lost process")
-    Agree = Iagree = Unsupported("use Allreduce with BAND")
-    Shrink = Ishrink = Unsupported("restart the job without the lost process")
-    Psend_init = Unsupported("send each part by Isend")
-    Precv_init = Unsupported("receive each part by Irecv")
+    Join = UnsupportedMethod("start all ranks with one launcher")
+    Revoke = UnsupportedMethod("a lost process breaks a communicator by itself")
+    Is_revoked = UnsupportedMethod("calls on a broken communicator raise the first error")
+    Get_failed = Ack_failed = UnsupportedMethod("the error of a call names the lost process")
+    Agree = Iagree = UnsupportedMethod("use Allreduce with BAND")
+    Shrink = Ishrink = UnsupportedMethod("restart the job without the lost process")
+    Psend_init = UnsupportedMethod("send each part by Isend")
+    Precv_init = UnsupportedMethod("receive each part by Irecv")
 
 
 class Intercomm(Comm):
@@ -253,7 +253,7 @@ class Intercomm(Comm):
     def _check_kind(cls, named: Any) -> None:  # noqa: ARG003
         raise TypeError("expected an intercommunicator")
 
-    Create_from_groups = Unsupported("use Intracomm.Create_from_group")
+    Create_from_groups = UnsupportedMethod("use Intracomm.Create_from_group")
 
     def Get_remote_group(self, *_: Any, **__: Any) -> NoReturn:
         """Raise the error of a null handle."""

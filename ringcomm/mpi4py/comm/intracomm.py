@@ -10,7 +10,7 @@ from ringcomm.mpi4py.base import constants
 from ringcomm.mpi4py.base.errhandlers import Errhandler
 from ringcomm.mpi4py.base.errors import ERR_COMM, ERR_DIMS, ERR_TOPOLOGY, FAILURES, failure, handled
 from ringcomm.mpi4py.base.info import INFO_NULL, Info
-from ringcomm.mpi4py.base.unsupported import Unsupported
+from ringcomm.mpi4py.base.unsupported import UnsupportedMethod
 from ringcomm.mpi4py.comm.comm import Comm
 from ringcomm.mpi4py.groups import create_group as members
 from ringcomm.mpi4py.groups.context import KINDS, OPEN, Context
@@ -130,9 +130,9 @@ class Intracomm(Comm):
         rank = self._object.rank
         return rank if rank < topology.nodes else constants.UNDEFINED
 
-    Create_intercomm = Unsupported("use Create or Split, and send by the ranks of both groups")
-    Spawn = Spawn_multiple = Unsupported("start all ranks with ringcomm run, or use mpi4py.futures")
-    Accept = Connect = Unsupported("start all ranks with one launcher")
+    Create_intercomm = UnsupportedMethod("use Create or Split, and send by the ranks of both groups")
+    Spawn = Spawn_multiple = UnsupportedMethod("start all ranks with ringcomm run, or use mpi4py.futures")
+    Accept = Connect = UnsupportedMethod("start all ranks with one launcher")
 
 
 def _any_context() -> Context:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from ringcomm.mpi4py.base.constants import UNDEFINED
 from ringcomm.mpi4py.base.errors import ERR_IN_STATUS, ERR_REQUEST, Exception, failure
 from ringcomm.mpi4py.base.handles import Handle, constant
-from ringcomm.mpi4py.base.unsupported import Unsupported
+from ringcomm.mpi4py.base.unsupported import UnsupportedMethod
 from ringcomm.mpi4py.requests.operations import EMPTY, General, PendingOperation, Persistent, fill, wait_until
 from ringcomm.mpi4py.requests.status import Status
 from ringcomm.transports.requests import RequestHandle, find_done, start_all, test_all, wait_all
@@ -212,10 +212,10 @@ class Prequest(Request):
             for named in _all_startable(requests, started):
                 named.start()
 
-    Pready = Unsupported("send each part by Isend")
-    Pready_range = Unsupported("send each part by Isend")
-    Pready_list = Unsupported("send each part by Isend")
-    Parrived = Unsupported("receive each part by Irecv")
+    Pready = UnsupportedMethod("send each part by Isend")
+    Pready_range = UnsupportedMethod("send each part by Isend")
+    Pready_list = UnsupportedMethod("send each part by Isend")
+    Parrived = UnsupportedMethod("receive each part by Irecv")
 
 
 class Grequest(Request):
