@@ -41,9 +41,20 @@ class Topocomm(Neighbors, Intracomm):
         """The ranks to which the neighborhood collectives communicate."""
         return self.inoutedges[1]
 
-    indegree = property(lambda self: len(self.inedges), doc="The number of inedges.")
-    outdegree = property(lambda self: len(self.outedges), doc="The number of outedges.")
-    degrees = property(lambda self: (self.indegree, self.outdegree), doc="The numbers of inedges and outedges.")
+    @property
+    def indegree(self) -> int:
+        """The number of inedges."""
+        return len(self.inedges)
+
+    @property
+    def outdegree(self) -> int:
+        """The number of outedges."""
+        return len(self.outedges)
+
+    @property
+    def degrees(self) -> tuple[int, int]:
+        """The numbers of inedges and outedges."""
+        return self.indegree, self.outdegree
 
 
 class Cartcomm(Topocomm):
@@ -90,9 +101,21 @@ class Cartcomm(Topocomm):
 
     dim = ndim = property(Get_dim)
     topo = property(Get_topo)
-    dims = property(lambda self: list(self._topology.dims), doc="The lengths of the dimensions.")
-    periods = property(lambda self: list(map(int, self._topology.periods)), doc="Which dimensions are periodic.")
-    coords = property(lambda self: self.Get_coords(self._object.rank), doc="The coordinates of this rank.")
+
+    @property
+    def dims(self) -> list[int]:
+        """The lengths of the dimensions."""
+        return list(self._topology.dims)
+
+    @property
+    def periods(self) -> list[int]:
+        """Which dimensions are periodic."""
+        return list(map(int, self._topology.periods))
+
+    @property
+    def coords(self) -> list[int]:
+        """The coordinates of this rank."""
+        return self.Get_coords(self._object.rank)
 
 
 class Graphcomm(Topocomm):
@@ -119,12 +142,36 @@ class Graphcomm(Topocomm):
         return self._topology.neighbors(rank)
 
     dims, topo = property(Get_dims), property(Get_topo)
-    nnodes = property(lambda self: self.dims[0], doc="The number of nodes.")
-    nedges = property(lambda self: self.dims[1], doc="The number of edges.")
-    index = property(lambda self: self.topo[0], doc="For each node, the number of edges of the nodes up to it.")
-    edges = property(lambda self: self.topo[1], doc="The neighbors of all nodes.")
-    neighbors = property(lambda self: self.Get_neighbors(self._object.rank), doc="The neighbors of this rank.")
-    nneighbors = property(lambda self: len(self.neighbors), doc="The number of neighbors of this rank.")
+
+    @property
+    def nnodes(self) -> int:
+        """The number of nodes."""
+        return self.Get_dims()[0]
+
+    @property
+    def nedges(self) -> int:
+        """The number of edges."""
+        return self.Get_dims()[1]
+
+    @property
+    def index(self) -> list[int]:
+        """For each node, the number of edges of the nodes up to it."""
+        return self.Get_topo()[0]
+
+    @property
+    def edges(self) -> list[int]:
+        """The neighbors of all nodes."""
+        return self.Get_topo()[1]
+
+    @property
+    def neighbors(self) -> list[int]:
+        """The neighbors of this rank."""
+        return self.Get_neighbors(self._object.rank)
+
+    @property
+    def nneighbors(self) -> int:
+        """The number of neighbors of this rank."""
+        return len(self.neighbors)
 
 
 class Distgraphcomm(Topocomm):

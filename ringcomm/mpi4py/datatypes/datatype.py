@@ -82,12 +82,36 @@ class Datatype(Attributes, Handle):
         return self._named.true_lb, self._named.true_extent
 
     size = property(Get_size)
-    lb = property(lambda self: self._named.lb, doc="Lower bound.")
-    extent = property(lambda self: self._named.extent, doc="Extent.")
-    ub = property(lambda self: sum(self.Get_extent()), doc="Upper bound.")
-    true_lb = property(lambda self: self._named.true_lb, doc="Lower bound of the data.")
-    true_extent = property(lambda self: self._named.true_extent, doc="Extent of the data.")
-    true_ub = property(lambda self: sum(self.Get_true_extent()), doc="Upper bound of the data.")
+
+    @property
+    def lb(self) -> int:
+        """Lower bound."""
+        return self._named.lb
+
+    @property
+    def extent(self) -> int:
+        """Extent."""
+        return self._named.extent
+
+    @property
+    def ub(self) -> int:
+        """Upper bound."""
+        return sum(self.Get_extent())
+
+    @property
+    def true_lb(self) -> int:
+        """Lower bound of the data."""
+        return self._named.true_lb
+
+    @property
+    def true_extent(self) -> int:
+        """Extent of the data."""
+        return self._named.true_extent
+
+    @property
+    def true_ub(self) -> int:
+        """Upper bound of the data."""
+        return sum(self.Get_true_extent())
 
     @property
     def is_named(self) -> bool:
