@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import multiprocessing
 import os
 import pickle
 import time
 import traceback
 import uuid
+from functools import wraps
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -29,6 +31,33 @@ def run(fn, size, *args, world="processes", settings=()):
     if world == "threads":
         return ringcomm.launch(fn, size, world="threads", args=args, timeout=OPERATION)
     return run_in_pool((size, *settings), lambda: Pool(size, settings), fn, args)
+
+
+def on(size, world=None):
+    """Make a test of a function that each rank calls: in worlds of both kinds (the fixture `world`), or in one kind.
+
+    What the function takes besides its communicator are parameters and fixtures of the test.
+    """
+
+    def test_of(fn):
+        _, *own = inspect.signature(fn).parameters.values()
+
+        @wraps(fn)
+        def test(**given):
+            where = world or given["world"]
+            run(call, size, test, *(given[each.name] for each in own), world=where)
+
+        kinds = [] if world else [inspect.Parameter("world", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+        test.__signature__ = inspect.Signature([*kinds, *own])
+        test.on_rank = fn
+        return test
+
+    return test_of
+
+
+def call(comm, test, *args):
+    """Call on a rank the function that `on` has made a test of."""
+    return test.on_rank(comm, *args)
 
 
 def run_in_pool(key, make, fn, args):

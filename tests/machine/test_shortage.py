@@ -38,7 +38,11 @@ def limited(name):
         resource.setrlimit(limit, (soft, hard))
 
 
-def allocate_with_little(comm, what, name, ranks):
+@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (0,), (2,)])
+@pytest.mark.parametrize("what", ["group", "buffer"])
+@harness.on(3, "processes")
+def test_a_group_or_buffer_that_does_not_fit_is_refused_on_every_rank(comm, what, name, ranks):
     allocate = {"group": lambda: comm.split(0), "buffer": lambda: comm.empty(4 * MIB, "float32")}[what]
     with limited(name) if comm.rank in ranks else nullcontext():
         error = raised(MemoryShortage, allocate)
@@ -55,14 +59,8 @@ def allocate_with_little(comm, what, name, ranks):
         assert (comm.all_reduce(allocated, "max") == comm.size - 1).all()
 
 
-@pytest.mark.parametrize("name", LIMITS)
-@pytest.mark.parametrize("ranks", [(0, 1, 2), (0,), (2,)])
-@pytest.mark.parametrize("what", ["group", "buffer"])
-def test_a_group_or_buffer_that_does_not_fit_is_refused_on_every_rank(what, name, ranks):
-    harness.run(allocate_with_little, 3, what, name, ranks)
-
-
-def ask_for_too_much(comm):
+@harness.on(2)
+def test_an_impossible_size_is_refused_with_figures(comm):
     for count in (1 << 40, 1 << 60, 1 << 62, 1 << 63, 1 << 70):
         error = raised(MemoryShortage, lambda count=count: comm.empty(count, "float64"))
         assert f"a symmetric buffer of {8 * count} bytes on each of 2 ranks" in str(error)
@@ -70,11 +68,8 @@ def ask_for_too_much(comm):
     check_usable(comm)
 
 
-def test_an_impossible_size_is_refused_with_figures(world):
-    harness.run(ask_for_too_much, 2, world=world)
-
-
-def ask_for_more_than_is_available(comm):
+@harness.on(3)
+def test_parts_that_fit_alone_but_not_together_are_refused(comm):
     meminfo = Path("/proc/meminfo").read_text()
     available = int(re.search(r"MemAvailable: +(\d+) kB", meminfo)[1]) << 10
     each = available // comm.size + 100 * MIB  # each fits alone, all together do not
@@ -83,11 +78,9 @@ def ask_for_more_than_is_available(comm):
     check_usable(comm)
 
 
-def test_parts_that_fit_alone_but_not_together_are_refused(world):
-    harness.run(ask_for_more_than_is_available, 3, world=world)
-
-
-def connect_with_little(comm, name):  # noqa: ARG001 (this process is limited, not its world)
+@pytest.mark.parametrize("name", LIMITS)
+@harness.on(2, "processes")
+def test_arenas_that_do_not_fit_are_refused_on_every_rank(comm, name):  # noqa: ARG001 (this process is limited, not its world)
     """Connect two threads of this process without memory for their arenas."""
     store = HashStore()
     config = Config(timeout=harness.OPERATION)
@@ -101,11 +94,6 @@ def connect_with_little(comm, name):  # noqa: ARG001 (this process is limited, n
         with limited(name):
             for error in pool.map(rank, range(2)):
                 assert re.fullmatch("the arenas of 2 ranks " + FIGURES + name + ".*", str(error)), error
-
-
-@pytest.mark.parametrize("name", LIMITS)
-def test_arenas_that_do_not_fit_are_refused_on_every_rank(name):
-    harness.run(connect_with_little, 2, name)
 
 
 # --- Processes with a low limit from the beginning --------------------------------------------------------------------

@@ -66,7 +66,8 @@ def test_an_error_of_the_library_at_the_start_of_a_process_is_left_alone():
     assert str(refused.value) == f"cannot start the thread 'ringcomm input' (can't start new thread): {LIMITS}"
 
 
-def call_without_threads(comm):
+@harness.on(2, "processes")
+def test_a_thread_of_the_core_is_named_and_the_communicator_is_usable(comm):
     group = comm.split(0)
     x, peer = np.ones(100_000), (group.rank + 1) % group.size  # a smaller all_reduce needs no thread
     calls = {
@@ -81,10 +82,6 @@ def call_without_threads(comm):
     calls["ringcomm-coll"]().wait()
     assert (x == group.size).all()
     group.close()
-
-
-def test_a_thread_of_the_core_is_named_and_the_communicator_is_usable():
-    harness.run(call_without_threads, 2)
 
 
 def measure_with_one_thread(_):

@@ -119,7 +119,8 @@ if not gpus():
     }
 
 
-def refuse_on_one(comm):
+@harness.on(3)
+def test_a_call_is_refused_with_what_was_expected_and_given_and_leaves_the_ranks_in_step(comm):
     """Rank 1 makes calls that are refused; the others do not notice."""
     for name, (call, words) in CALLS.items():
         if comm.rank == 1:
@@ -129,11 +130,8 @@ def refuse_on_one(comm):
     check_usable(comm)
 
 
-def test_a_call_is_refused_with_what_was_expected_and_given_and_leaves_the_ranks_in_step(world):
-    harness.run(refuse_on_one, 3, world=world)
-
-
-def refuse_queued(comm):
+@harness.on(3)
+def test_a_refused_call_queues_nothing(comm):
     if comm.rank == 1:
         x = zeros(5)
         for call in (
@@ -147,21 +145,14 @@ def refuse_queued(comm):
     check_usable(comm)
 
 
-def test_a_refused_call_queues_nothing(world):
-    harness.run(refuse_queued, 3, world=world)
-
-
-def refuse_alone(comm):
+@harness.on(1)
+def test_a_single_rank_refuses_the_same_calls(comm):
     x = zeros(4)
     raised(ArgumentError, lambda: comm.all_reduce(x[:3], out=x[1:]))
     raised(ArgumentError, lambda: comm.all_reduce(zeros(1, dtype=C8), "max"))
     raised(ArgumentError, lambda: comm.broadcast(x, root=1))
     raised(ArgumentError, lambda: comm.all_reduce(read_only(1)))
     check_usable(comm)
-
-
-def test_a_single_rank_refuses_the_same_calls(world):
-    harness.run(refuse_alone, 1, world=world)
 
 
 HUGE = 10**2500  # longer than a fact that ranks exchange
@@ -196,7 +187,8 @@ NO_NUMBERS = {
 }
 
 
-def refuse_no_numbers(comm):
+@harness.on(3, "threads")
+def test_an_argument_of_the_wrong_type_is_refused_by_name(comm):
     for name, calls in NO_NUMBERS.items():
         for call in calls if comm.rank == 1 else ():
             assert re.match(f"(unknown )?{name}[: ]", str(raised(ArgumentError, lambda call=call: call(comm))))
@@ -204,11 +196,8 @@ def refuse_no_numbers(comm):
     check_usable(comm)
 
 
-def test_an_argument_of_the_wrong_type_is_refused_by_name():
-    harness.run(refuse_no_numbers, 3, world="threads")
-
-
-def refuse_with_facts(comm):
+@harness.on(2)
+def test_a_refusal_names_its_rank(comm):
     errors = [
         raised(ArgumentError, lambda: comm.broadcast(zeros(1), root=7)),
         raised(ArgumentError, lambda: comm.all_gather(zeros(1), counts=[1])),
@@ -219,11 +208,8 @@ def refuse_with_facts(comm):
     assert errors[-1].collective == "scatter"
 
 
-def test_a_refusal_names_its_rank(world):
-    harness.run(refuse_with_facts, 2, world=world)
-
-
-def shapes(comm):
+@harness.on(2)
+def test_a_shape_may_be_any_sequence_of_integers(comm):
     for shape, expected in (
         (np.array([2, 3]), (2, 3)),
         (np.int8(4), (4,)),
@@ -233,11 +219,8 @@ def shapes(comm):
         assert comm.empty(shape, F4).shape == expected
 
 
-def test_a_shape_may_be_any_sequence_of_integers(world):
-    harness.run(shapes, 2, world=world)
-
-
-def report_all(comm):
+@harness.on(2)
+def test_a_report_of_more_calls_than_recorded_has_all_recorded_calls(comm):
     comm.barrier()
     for _ in range(1100):
         comm.all_reduce(zeros(1))
@@ -245,7 +228,3 @@ def report_all(comm):
     assert text.splitlines()[comm.rank].count("all_reduce(float32 x 1, sum) epoch ") == 1023
     assert len(text.splitlines()) == comm.size
     comm.barrier()
-
-
-def test_a_report_of_more_calls_than_recorded_has_all_recorded_calls(world):
-    harness.run(report_all, 2, world=world)

@@ -61,7 +61,9 @@ def content(x):
     return np.from_dlpack(x) if isinstance(x, Exporter) else np.asarray(x)
 
 
-def check(comm, kind):
+@pytest.mark.parametrize("kind", KINDS)
+@harness.on(2, "processes")
+def test_a_kind_of_array_goes_through_every_collective(comm, kind):
     make, names, new = KINDS[kind]
     for name in names:
         inputs = [filled(rank, 6 * comm.size, name) for rank in range(comm.size)]
@@ -105,12 +107,8 @@ def check(comm, kind):
                 expect(result, total, type(x))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_of_array_goes_through_every_collective(kind):
-    harness.run(check, 2, kind)
-
-
-def mixed_kinds(comm):
+@harness.on(3)
+def test_ranks_may_pass_different_kinds_of_arrays(comm):
     inputs = [filled(rank, 5, "float32") for rank in range(3)]
     x = [tensor, lambda x: x, lambda x: array.array("f", x.tobytes())][comm.rank](inputs[comm.rank])
     gathered = comm.all_gather(x)
@@ -121,11 +119,8 @@ def mixed_kinds(comm):
     assert_same(values(out), reduced(inputs, "sum"))
 
 
-def test_ranks_may_pass_different_kinds_of_arrays(world):
-    harness.run(mixed_kinds, 3, world=world)
-
-
-def gradients(comm):
+@harness.on(2)
+def test_tensors_that_require_a_gradient_are_raw_memory(comm):
     x = torch.full((3,), comm.rank + 1.0, requires_grad=True)
     (x * x).sum().backward()
     assert comm.all_reduce(x.grad, op="avg") is x.grad
@@ -135,11 +130,8 @@ def gradients(comm):
     assert not comm.all_gather(x).requires_grad
 
 
-def test_tensors_that_require_a_gradient_are_raw_memory(world):
-    harness.run(gradients, 2, world=world)
-
-
-def shapes(comm):
+@harness.on(2)
+def test_a_gathered_array_has_the_rank_as_a_new_first_axis(comm):
     for shape in [(), (0,), (1,), (2, 3), (3, 0, 2)]:
         for make in (np.ones, torch.ones):
             gathered = comm.all_gather(make(shape))
@@ -148,15 +140,8 @@ def shapes(comm):
     assert_same(comm.all_gather(b"abcd")[0], np.frombuffer(b"abcd", np.uint8))
 
 
-def test_a_gathered_array_has_the_rank_as_a_new_first_axis(world):
-    harness.run(shapes, 2, world=world)
-
-
-def broadcast_what_cannot_be_written(comm):
+@harness.on(3)
+def test_the_root_of_a_broadcast_may_have_a_read_only_array(comm):
     x = memoryview(b"constant") if comm.rank == 1 else bytearray(8)
     assert comm.broadcast(x, root=1) is x
     assert x == b"constant"
-
-
-def test_the_root_of_a_broadcast_may_have_a_read_only_array(world):
-    harness.run(broadcast_what_cannot_be_written, 3, world=world)

@@ -37,7 +37,8 @@ def test_queued_calls_run_in_order_and_before_a_blocking_one(size, world):
     harness.run(queued, size, world=world)
 
 
-def waited_for_in_any_order(comm):
+@harness.on(3)
+def test_works_that_several_threads_wait_for_run_in_order(comm):
     """Whichever thread runs a queued call, all run in order: alternating calls would not match otherwise."""
     x, order = np.zeros(8, np.int64), np.random.default_rng(comm.rank).permutation(60)
     x += comm.rank
@@ -54,10 +55,6 @@ def waited_for_in_any_order(comm):
     assert all(work.done() for work in works)
 
 
-def test_works_that_several_threads_wait_for_run_in_order(world):
-    harness.run(waited_for_in_any_order, 3, world=world)
-
-
 def test_a_callback_may_be_added_after_close():
     def call(comm):
         called = threading.Event()
@@ -71,7 +68,8 @@ def test_a_callback_may_be_added_after_close():
     ringcomm.launch(call, 2, world="threads")
 
 
-def waited_for_by_many(comm):
+@harness.on(2)
+def test_several_threads_may_wait_for_one_work(comm):
     x = np.ones(4)
     work = comm.all_reduce(x, async_op=True)
     with ThreadPoolExecutor(4) as pool:
@@ -79,11 +77,8 @@ def waited_for_by_many(comm):
     assert_same(x, np.full(4, float(comm.size)))
 
 
-def test_several_threads_may_wait_for_one_work(world):
-    harness.run(waited_for_by_many, 2, world=world)
-
-
-def abandoned(comm):
+@harness.on(2)
+def test_an_abandoned_work_completes_and_then_releases_its_memory(comm):
     arrays = []
     for i in range(100):
         x = filled(comm.rank, 5000, "int32", salt=i)
@@ -102,11 +97,9 @@ def abandoned(comm):
     assert not any(x() is not None for x in arrays)
 
 
-def test_an_abandoned_work_completes_and_then_releases_its_memory(world):
-    harness.run(abandoned, 2, world=world)
-
-
-def closed(comm, options):
+@pytest.mark.parametrize("options", [{}, {"timeout": harness.OPERATION}], ids=["plain", "general"])
+@harness.on(2)
+def test_close_releases_the_memory_of_abandoned_works(comm, options):
     group = comm.split(0)
     x, out = np.zeros(5000), np.zeros(5000)
     group.recv(x, **options, async_op=True)
@@ -121,12 +114,8 @@ def closed(comm, options):
     assert not any(array() is not None for array in arrays)
 
 
-@pytest.mark.parametrize("options", [{}, {"timeout": harness.OPERATION}], ids=["plain", "general"])
-def test_close_releases_the_memory_of_abandoned_works(options, world):
-    harness.run(closed, 2, options, world=world)
-
-
-def mismatched(comm):
+@harness.on(2)
+def test_a_mismatch_is_raised_by_wait_and_the_queue_continues(comm):
     x = np.ones(4 + comm.rank)
     wrong, right = comm.all_reduce(x, async_op=True), comm.all_gather(np.array(comm.rank), async_op=True)
     first = None
@@ -142,11 +131,9 @@ def mismatched(comm):
     assert_same(right.wait(), np.arange(2))
 
 
-def test_a_mismatch_is_raised_by_wait_and_the_queue_continues(world):
-    harness.run(mismatched, 2, world=world)
-
-
-def late_start(comm):
+@pytest.mark.slow
+@harness.on(2)
+def test_the_clock_of_a_queued_call_starts_at_the_head_of_the_queue(comm):
     alone = comm.split(comm.rank)
     x = np.ones(3)
     if comm.rank == 0:
@@ -158,11 +145,6 @@ def late_start(comm):
     for work in works:
         work.wait()
     assert_same(x, np.full(3, 4.0))
-
-
-@pytest.mark.slow
-def test_the_clock_of_a_queued_call_starts_at_the_head_of_the_queue(world):
-    harness.run(late_start, 2, world=world)
 
 
 class StopError(Exception):
@@ -190,7 +172,9 @@ def stopped(step, call):
     return False
 
 
-def stop_starts(comm, options):
+@pytest.mark.parametrize("options", [{}, {"timeout": harness.OPERATION}], ids=["plain", "general"])
+@harness.on(1)
+def test_a_start_that_a_signal_ends_loses_no_memory(comm, options):
     """If a start is interrupted, either its memory is kept, or the receive was not posted."""
     kept = []
     for step in itertools.count():
@@ -207,11 +191,6 @@ def stop_starts(comm, options):
     assert {True, False} == set(kept)
 
 
-@pytest.mark.parametrize("options", [{}, {"timeout": harness.OPERATION}], ids=["plain", "general"])
-def test_a_start_that_a_signal_ends_loses_no_memory(options, world):
-    harness.run(stop_starts, 1, options, world=world)
-
-
 STARTS = {
     "recv": lambda group, x: group.recv(x, 1, async_op=True),
     "recv on the general path": lambda group, x: group.recv(x, 1, timeout=harness.OPERATION, async_op=True),
@@ -220,7 +199,9 @@ STARTS = {
 }
 
 
-def stop_waits(comm, name):
+@pytest.mark.parametrize("name", STARTS)
+@harness.on(2)
+def test_a_wait_that_a_signal_ends_leaves_no_memory_to_a_running_call(comm, name):
     """Rank 1 does nothing. After an interrupted wait the call has ended, or its memory is kept."""
     seen = set()
     reached, step = True, 0
@@ -249,12 +230,8 @@ def stop_waits(comm, name):
     assert comm.rank or seen == {(True, False), (True, True), (False, True)}
 
 
-@pytest.mark.parametrize("name", STARTS)
-def test_a_wait_that_a_signal_ends_leaves_no_memory_to_a_running_call(name, world):
-    harness.run(stop_waits, 2, name, world=world)
-
-
-def call_back_when_done(comm):
+@harness.on(2)
+def test_a_callback_runs_whether_the_call_succeeds_or_fails(comm):
     done, ended = [], threading.Semaphore(0)
 
     def note(name):
@@ -284,10 +261,6 @@ def call_back_when_done(comm):
     assert done[-1][0] == "at once"
 
 
-def test_a_callback_runs_whether_the_call_succeeds_or_fails(world):
-    harness.run(call_back_when_done, 2, world=world)
-
-
 def test_a_callback_that_raises_is_logged_and_the_next_one_runs(caplog):
     with ringcomm.init() as comm:
         ended = threading.Event()
@@ -308,13 +281,10 @@ def test_a_callback_may_wait_for_the_next_one():
         assert ended.wait(harness.OPERATION / 2)
 
 
-def close_beside_a_pending_call(comm):
+@harness.on(2)
+def test_close_ends_a_pending_call(comm):
     group = comm.split(0)
     if comm.rank == 0:
         work = group.all_reduce(np.ones(4), async_op=True)  # which rank 1 does not join
         group.close()
         assert "closed during all_reduce" in str(raised(ArgumentError, work.wait))
-
-
-def test_close_ends_a_pending_call(world):
-    harness.run(close_beside_a_pending_call, 2, world=world)

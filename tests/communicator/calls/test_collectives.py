@@ -97,7 +97,8 @@ def test_an_array_without_axes_is_one_element(size, world):
     harness.run(single_elements, size, world=world)
 
 
-def ignored_outputs(comm):
+@harness.on(2)
+def test_an_output_on_a_rank_without_a_result_is_ignored(comm):
     junk = np.zeros(1, np.int8)
     root = comm.rank == 0
     x = filled(comm.rank, 5, "float32")
@@ -107,11 +108,8 @@ def ignored_outputs(comm):
     assert not junk.any()
 
 
-def test_an_output_on_a_rank_without_a_result_is_ignored(world):
-    harness.run(ignored_outputs, 2, world=world)
-
-
-def from_threads(comm):
+@harness.on(2)
+def test_concurrent_calls_of_the_threads_of_a_rank_are_serialized(comm):
     def call(_):
         for turn in range(25):
             x = np.ones(40_000, np.int16)
@@ -120,10 +118,6 @@ def from_threads(comm):
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(call, range(4)))
-
-
-def test_concurrent_calls_of_the_threads_of_a_rank_are_serialized(world):
-    harness.run(from_threads, 2, world=world)
 
 
 def barriers(comm, counter):

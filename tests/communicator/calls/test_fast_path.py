@@ -138,7 +138,8 @@ def test_so_does_a_plain_call_in_the_background(make):
     harness.run(partial(plain_calls, make=make, background=True), 2)
 
 
-def plain_tensors(comm):
+@harness.on(2, "processes")
+def test_tensors_of_every_dtype_are_plain(comm):
     comm.broadcast(torch.zeros(1))  # from here on PyTorch's types are known
     for dtype in (getattr(torch, name) for name in DTYPES):
         for shape in ((), (0,), (3,), (1, 2, 3)):
@@ -160,11 +161,8 @@ def same(x, y):
     return torch.equal(x.view(-1).view(torch.uint8), y.view(-1).view(torch.uint8))
 
 
-def test_tensors_of_every_dtype_are_plain():
-    harness.run(plain_tensors, 2)
-
-
-def plain_arrays(comm):
+@harness.on(2, "processes")
+def test_arrays_of_every_dtype_are_plain(comm):
     for name in DTYPES:
         for shape in ((), (0,), (3,), (1, 2, 3)):
             x = np.zeros(shape, numpy_dtype(name))
@@ -175,11 +173,8 @@ def plain_arrays(comm):
             assert (paths.fast_path, paths.general) == (["broadcast", "all_gather"], [])
 
 
-def test_arrays_of_every_dtype_are_plain():
-    harness.run(plain_arrays, 2)
-
-
-def counted(comm):
+@harness.on(2, "processes")
+def test_a_call_on_the_fast_path_keeps_no_reference(comm):
     x, y, t, u = zeros(2, 3), zeros(2, 3), torch.zeros(2, 3), torch.zeros(2, 3)
     right = (
         *(lambda: comm.all_gather(x), lambda: comm.all_reduce(x, "sum", y)),
@@ -206,10 +201,6 @@ def counted(comm):
         again()
     # Numbers and dtypes that are shared with the rest of the process may move a little.
     assert all(abs(now - then) < 10 for now, then in zip(held(), before, strict=True))
-
-
-def test_a_call_on_the_fast_path_keeps_no_reference():
-    harness.run(counted, 2)
 
 
 # --- The general path -------------------------------------------------------------------------------------------------
@@ -245,17 +236,14 @@ UNUSUAL = {
 }
 
 
-def unusual_calls(comm):
+@harness.on(2)
+def test_a_call_that_is_not_plain_takes_the_general_path(comm):
     for name, call in UNUSUAL.items():
         x = np.arange(4, dtype=F4) + comm.rank
         with Paths(comm) as paths:
             call(comm, x)
         assert paths.fast_path == [], name
         assert len(paths.general) == 1, name
-
-
-def test_a_call_that_is_not_plain_takes_the_general_path(world):
-    harness.run(unusual_calls, 2, world=world)
 
 
 def error_of(call, comm):
@@ -271,7 +259,8 @@ def error_of(call, comm):
     raise AssertionError("the call worked")
 
 
-def refusals(comm):
+@harness.on(3, "threads")
+def test_every_refusal_is_the_same_on_both_paths(comm):
     """Rank 1 makes wrong calls, each on both paths; the others do not notice."""
     calls = [call for call, _ in CALLS.values()]
     calls += [call for wrong in NO_NUMBERS.values() for call in wrong]
@@ -296,10 +285,6 @@ def refusals(comm):
         assert error_of(call, comm) == first
     comm.fast_path = fast_path
     check_usable(comm)
-
-
-def test_every_refusal_is_the_same_on_both_paths():
-    harness.run(refusals, 3, world="threads")
 
 
 def test_the_fast_path_ignores_other_numbers_of_arguments():

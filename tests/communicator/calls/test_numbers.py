@@ -86,7 +86,8 @@ def test_a_sum_in_rank_order_differs_from_other_orders():
     assert (reduced(inputs, "sum") != reduced(inputs[::-1], "sum")).any()
 
 
-def refused(comm):
+@harness.on(2)
+def test_unsupported_combinations_are_refused(comm):
     for name, op in REFUSED:
         x = filled(comm.rank, 4 * comm.size, name)
         for call in (comm.all_reduce, comm.reduce, comm.reduce_scatter):
@@ -97,10 +98,6 @@ def refused(comm):
         with pytest.raises(ArgumentError, match="op"):
             comm.all_reduce(np.ones(3), op)
     assert_same(comm.all_reduce(np.ones(3)), np.full(3, float(comm.size)))
-
-
-def test_unsupported_combinations_are_refused(world):
-    harness.run(refused, 2, world=world)
 
 
 # --- Instruction sets -------------------------------------------------------------------------------------------------

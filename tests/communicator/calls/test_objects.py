@@ -53,16 +53,13 @@ def test_objects_arrive_as_they_were_sent(size, world):
     harness.run(objects, size, world=world)
 
 
-def on_both_paths(comm):
+@harness.on(3)
+def test_the_general_path_makes_the_same_calls(comm):
     """The general path of some ranks beside the fast path of the others."""
     for general in range(comm.size):
         with on_path(comm, comm.rank == general):
             for check in (objects, own_object, at_the_edge, refused_on_one, ended_on_one):
                 check(comm)
-
-
-def test_the_general_path_makes_the_same_calls(world):
-    harness.run(on_both_paths, 3, world=world)
 
 
 def own_object(comm):
@@ -166,15 +163,12 @@ def test_pickling_that_ends_a_program_leaves_the_ranks_in_step(world):
     harness.run(ended_on_one, 3, world=world)
 
 
-def refused_codec(comm):
+@harness.on(2)
+def test_a_codec_that_returns_no_bytes_is_an_error_on_all(comm):
     codec = objects_of.Codec(lambda obj: "text" if comm.rank else pickle.dumps(obj), None, pickle.loads)
     with pytest.raises(RingcommError, match="rank 1 could not pickle its object"):
         objects_of.all_gather(comm, comm.rank, codec=codec)
     assert comm.all_gather_object(comm.rank) == list(range(comm.size))
-
-
-def test_a_codec_that_returns_no_bytes_is_an_error_on_all(world):
-    harness.run(refused_codec, 2, world=world)
 
 
 LARGE = objects_of.LARGE
@@ -182,7 +176,9 @@ FROZEN = np.arange(LARGE, dtype=np.uint8)
 FROZEN.flags.writeable = False
 
 
-def large_arrays(comm, general):
+@pytest.mark.parametrize("general", [False, True])
+@harness.on(3)
+def test_large_arrays_in_an_object_arrive_writable_and_owned(comm, general):
     """The arrays of all kinds, at any place of the object, arrive as pickle says: writable if they were, and owned."""
     with on_path(comm, general):
         x, y = np.arange(LARGE / 4, dtype="f4"), np.asfortranarray(np.arange(LARGE, dtype="i8").reshape(4, -1))
@@ -217,12 +213,8 @@ def large_arrays(comm, general):
         assert all(each.flags.aligned for each in (found["at the edge"][0], nested, found["read-only"]))
 
 
-@pytest.mark.parametrize("general", [False, True])
-def test_large_arrays_in_an_object_arrive_writable_and_owned(general, world):
-    harness.run(large_arrays, 3, general, world=world)
-
-
-def refused_beside_a_large_array(comm):
+@harness.on(2)
+def test_an_object_that_cannot_be_pickled_beside_a_large_array_is_an_error_on_all(comm):
     x = np.zeros(LARGE)
     for error, obj in ((TypeError, threading.Lock()), (KeyboardInterrupt, Ends(KeyboardInterrupt()))):
         with pytest.raises((RingcommError, KeyboardInterrupt)) as caught:
@@ -230,10 +222,6 @@ def refused_beside_a_large_array(comm):
         own = caught.value if error is KeyboardInterrupt else caught.value.__cause__
         assert isinstance(own, error) is (comm.rank == 0)
         assert comm.all_gather_object(comm.rank) == list(range(comm.size))
-
-
-def test_an_object_that_cannot_be_pickled_beside_a_large_array_is_an_error_on_all(world):
-    harness.run(refused_beside_a_large_array, 2, world=world)
 
 
 class Shortening:
@@ -247,17 +235,14 @@ class Shortening:
         return (int, ())
 
 
-def shortened_meanwhile(comm):
+@harness.on(2)
+def test_a_list_that_pickling_shortens_is_an_error_on_all(comm):
     objs = list(range(comm.size))
     if comm.rank == 0:
         objs[0] = Shortening(objs)
     with pytest.raises(RingcommError, match="rank 0 could not pickle its object"):
         objects_of.all_to_all(comm, objs)
     assert comm.all_gather_object(comm.rank) == list(range(comm.size))
-
-
-def test_a_list_that_pickling_shortens_is_an_error_on_all(world):
-    harness.run(shortened_meanwhile, 2, world=world)
 
 
 class Unloadable:
@@ -269,15 +254,12 @@ def refuse_to_load():
     raise ValueError("cannot be loaded")
 
 
-def gather_beside_a_long_one(comm):
+@harness.on(2)
+def test_an_object_that_cannot_be_loaded_leaves_the_ranks_in_step(comm):
     obj = Unloadable() if comm.rank == 0 else bytes(10_000)
     with pytest.raises(ValueError, match="cannot be loaded"):
         comm.all_gather_object(obj)
     assert comm.gather_object(comm.rank, root=1) == ([0, 1] if comm.rank == 1 else None)
-
-
-def test_an_object_that_cannot_be_loaded_leaves_the_ranks_in_step(world):
-    harness.run(gather_beside_a_long_one, 2, world=world)
 
 
 WITHOUT_MEMORY = """
@@ -297,7 +279,8 @@ def test_a_call_that_finds_no_memory_raises():
     assert (ran.returncode, ran.stdout) == (0, "caught\n"), ran.stderr
 
 
-def gather_while_the_root_is_late(comm):
+@harness.on(3)
+def test_a_gather_of_objects_waits_for_no_root(comm):
     """With objects that fit a record the others return before the root begins."""
     with comm.split(0) as others_done:
         if comm.rank:
@@ -307,11 +290,8 @@ def gather_while_the_root_is_late(comm):
             assert comm.gather_object(comm.rank) == list(range(comm.size))
 
 
-def test_a_gather_of_objects_waits_for_no_root(world):
-    harness.run(gather_while_the_root_is_late, 3, world=world)
-
-
-def gather_beside_any_message(comm):
+@harness.on(2)
+def test_a_long_object_of_a_gather_is_no_message_of_the_program(comm):
     """A receive of any message, which is open meanwhile, gets none of a gather."""
     if comm.rank == 0:
         received = np.zeros(1, np.uint8)
@@ -326,11 +306,10 @@ def gather_beside_any_message(comm):
         comm.send(np.full(1, 7, np.uint8), 0)
 
 
-def test_a_long_object_of_a_gather_is_no_message_of_the_program(world):
-    harness.run(gather_beside_any_message, 2, world=world)
-
-
-def differ_before_objects(comm, general, length):
+@pytest.mark.parametrize("length", [10, 10_000])
+@pytest.mark.parametrize("general", [False, True])
+@harness.on(2)
+def test_a_mismatch_of_a_call_before_leaves_no_object_half_way(comm, general, length):
     """The root has returned: the object call succeeds on all ranks, if need be in two parts, and then raises it."""
     with on_path(comm, general):
         for exchange in (comm.all_gather_object, lambda obj: objects_of.all_to_all(comm, [obj] * comm.size)):
@@ -343,13 +322,9 @@ def differ_before_objects(comm, general, length):
             check_usable(comm)
 
 
-@pytest.mark.parametrize("length", [10, 10_000])
 @pytest.mark.parametrize("general", [False, True])
-def test_a_mismatch_of_a_call_before_leaves_no_object_half_way(general, length, world):
-    harness.run(differ_before_objects, 2, general, length, world=world)
-
-
-def differ_beside_a_long_object(comm, general):
+@harness.on(2)
+def test_a_mismatch_of_a_gather_leaves_no_long_object_behind(comm, general):
     """The rank whose object does not fit a record sends it only to a root that gathers."""
     with on_path(comm, general):
         for length in (10_000, 1_000_000):
@@ -359,8 +334,3 @@ def differ_beside_a_long_object(comm, general):
             assert gathered == [length] * comm.size or comm.rank
             assert comm.rank or [len(each) for each in comm.gather_object("y")] == [1, 2 * length]
             assert comm.rank == 0 or comm.gather_object(2 * obj) is None
-
-
-@pytest.mark.parametrize("general", [False, True])
-def test_a_mismatch_of_a_gather_leaves_no_long_object_behind(general, world):
-    harness.run(differ_beside_a_long_object, 2, general, world=world)

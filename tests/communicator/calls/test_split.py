@@ -31,7 +31,9 @@ SPLITS = {
 }
 
 
-def check(comm, name):
+@pytest.mark.parametrize("name", SPLITS)
+@harness.on(4)
+def test_split_forms_groups_by_color_and_key(comm, name):
     choose, groups = SPLITS[name]
     group = comm.split(*choose(comm.rank))
     members = next((members for members in groups if comm.rank in members), None)
@@ -50,11 +52,6 @@ def check(comm, name):
         assert_same(x, np.full(20_000, members[left] + 0.5))
         group.close()
     comm.barrier()
-
-
-@pytest.mark.parametrize("name", SPLITS)
-def test_split_forms_groups_by_color_and_key(name, world):
-    harness.run(check, 4, name, world=world)
 
 
 def nested(comm):
@@ -78,7 +75,8 @@ def test_groups_are_split_again_and_outlive_their_parents(size):
     harness.run(nested, size, world="threads")
 
 
-def in_threads(comm):
+@harness.on(2)
+def test_each_thread_may_have_a_group_of_its_own(comm):
     groups = [comm.split(0) for _ in range(4)]
 
     def use(group, value):
@@ -92,10 +90,6 @@ def in_threads(comm):
         group.close()
 
 
-def test_each_thread_may_have_a_group_of_its_own(world):
-    harness.run(in_threads, 2, world=world)
-
-
 def footprint():
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
@@ -104,7 +98,8 @@ def is_back_to(before):
     return all(left <= was for left, was in zip(footprint(), before, strict=True))
 
 
-def many(comm):
+@harness.on(2, "processes")
+def test_many_splits_leave_no_memory_descriptor_or_thread(comm):
     def use():
         group = comm.split(0, key=-comm.rank)
         group.all_reduce(np.ones(1000), async_op=True).wait()
@@ -127,10 +122,6 @@ def many(comm):
     until(lambda: is_back_to(before), f"descriptors and threads as before: {before}")
 
 
-def test_many_splits_leave_no_memory_descriptor_or_thread():
-    harness.run(many, 2)
-
-
 class FailingToOpen:
     """The native core, but opening a group raises a Python error."""
 
@@ -141,7 +132,9 @@ class FailingToOpen:
         raise OSError("no more descriptors")
 
 
-def failing(comm, step):
+@pytest.mark.parametrize("step", ["reserve", "open"])
+@harness.on(3, "processes")
+def test_a_split_that_fails_on_one_rank_fails_on_all(comm, step):
     """Rank 1 fails with another error than RingcommError: all ranks raise, none waits."""
     patch = {
         "reserve": mock.patch.object(shm.memory, "require", side_effect=ValueError("not a number: " + "ü" * 1000)),
@@ -155,11 +148,6 @@ def failing(comm, step):
     assert (caught.value.rank, caught.value.collective) == (1, "split")
     with comm.split(0) as group:
         assert_same(group.all_gather(np.array(comm.rank)), np.arange(3))
-
-
-@pytest.mark.parametrize("step", ["reserve", "open"])
-def test_a_split_that_fails_on_one_rank_fails_on_all(step):
-    harness.run(failing, 3, step)
 
 
 def interrupted(comm):
@@ -177,14 +165,11 @@ def test_an_interrupt_of_one_rank_in_split_ends_it_on_all():
     assert harness.run(interrupted, 3) == ["rank 1: KeyboardInterrupt", "", "rank 1: KeyboardInterrupt"]
 
 
-def exchange_too_much(comm):
+@harness.on(2)
+def test_a_fact_that_is_too_long_to_exchange_is_refused(comm):
     if comm.rank == 1:
         with pytest.raises(
             ArgumentError, match="the arguments of split as JSON: expected at most 2048 bytes, got 3002"
         ):
             comm._transport._host.all_gather_facts("split", "x" * 3000)
     comm.barrier()
-
-
-def test_a_fact_that_is_too_long_to_exchange_is_refused(world):
-    harness.run(exchange_too_much, 2, world=world)

@@ -14,7 +14,8 @@ class Work(StartedCall):
     """A subclass in Python, whose objects can be referred to weakly."""
 
 
-def outcomes(comm):
+@harness.on(2, "threads")
+def test_a_started_call_returns_what_the_blocking_call_returns(comm):
     """A call that is given as async_op is started, once, and returns what the blocking call would have returned."""
     fast, peer = comm.fast_path, 1 - comm.rank
     x, out = np.full(4, comm.rank + 1.0), np.zeros(4)
@@ -34,11 +35,8 @@ def outcomes(comm):
     assert (out == peer + 1).all()
 
 
-def test_a_started_call_returns_what_the_blocking_call_returns():
-    harness.run(outcomes, 2, world="threads")
-
-
-def dropped(comm):
+@harness.on(2, "threads")
+def test_a_dropped_call_keeps_its_arrays_until_it_is_done(comm):
     """A receive that only itself refers to is collected; its array lives as long as it runs."""
     fast, peer = comm.fast_path, 1 - comm.rank
     x = np.zeros(4)
@@ -65,11 +63,8 @@ def dropped(comm):
     until(released, "the array")
 
 
-def test_a_dropped_call_keeps_its_arrays_until_it_is_done():
-    harness.run(dropped, 2, world="threads")
-
-
-def referents(comm):
+@harness.on(2, "threads")
+def test_the_garbage_collector_sees_the_arrays_of_a_call(comm):
     """The garbage collector follows a call to its arrays once it is done: those of PyTorch may refer to the call."""
     fast, peer = comm.fast_path, 1 - comm.rank
     x = np.zeros(4)
@@ -79,7 +74,3 @@ def referents(comm):
     comm.send(np.ones(4), peer)
     until(receive.done, "the receive")
     assert any(each is x for each in gc.get_referents(receive))
-
-
-def test_the_garbage_collector_sees_the_arrays_of_a_call():
-    harness.run(referents, 2, world="threads")

@@ -14,7 +14,9 @@ CORES = os.sched_getaffinity(0)
 CALLS = 100
 
 
-def traffic_on(comm, cores):
+@pytest.mark.parametrize("cores", [CORES, {min(CORES)}], ids=["all", "one"])
+@harness.on(2, "processes")
+def test_a_rank_keeps_the_affinity_mask_that_the_user_gave_it(comm, cores):
     os.sched_setaffinity(0, cores)
     x = np.ones(4, np.float32)
     for _ in range(10):
@@ -25,11 +27,6 @@ def traffic_on(comm, cores):
         comm.sendrecv(x, (comm.rank + 1) % comm.size, x.copy(), None)
     assert os.sched_getaffinity(0) == cores
     os.sched_setaffinity(0, CORES)  # these processes run the next test, too
-
-
-@pytest.mark.parametrize("cores", [CORES, {min(CORES)}], ids=["all", "one"])
-def test_a_rank_keeps_the_affinity_mask_that_the_user_gave_it(cores):
-    harness.run(traffic_on, 2, cores)
 
 
 def sleeps_after_a_disturbance(comm):

@@ -76,17 +76,14 @@ def abort_at_length(comm, reason):
     comm.barrier()
 
 
-def abort_with_nul(comm):
+@harness.on(2)
+def test_a_nul_does_not_cut_a_reason(comm):
     group = comm.split(0)
     if comm.rank == 0:
         group.abort("before\0after")
     assert str(raised(Aborted, group.barrier)) == r"rank 0 aborted: before\0after"
     group.close()
     comm.barrier()
-
-
-def test_a_nul_does_not_cut_a_reason(world):
-    harness.run(abort_with_nul, 2, world=world)
 
 
 @pytest.mark.parametrize("character", ["x", "ü", "雪"])
@@ -111,7 +108,8 @@ def test_the_first_abort_reason_is_kept(world):
     assert all(reasons == first for reasons in others)
 
 
-def abort_while_calls_are_at_work(comm):
+@harness.on(3)
+def test_abort_ends_queued_calls_in_order(comm):
     """Rank 0 aborts while large calls move data: they end, and no rank writes after that."""
     group = comm.split(0)
     arrays = [np.ones(LARGE) for _ in range(20)]
@@ -137,10 +135,6 @@ def abort_while_calls_are_at_work(comm):
     check_usable(comm)
 
 
-def test_abort_ends_queued_calls_in_order(world):
-    harness.run(abort_while_calls_are_at_work, 3, world=world)
-
-
 class OnPurposeError(Exception):
     pass
 
@@ -148,18 +142,6 @@ class OnPurposeError(Exception):
 class UnprintableError(Exception):
     def __str__(self):
         raise TypeError("no text")
-
-
-def leave_by_an_exception(comm, error, text):
-    group = comm.split(0)
-    if comm.rank == 1:
-        with pytest.raises(type(error)), group:
-            raise error
-        assert "closed" in str(raised(ArgumentError, group.barrier))
-    else:
-        aborted = raised(Aborted, group.barrier)
-        assert (str(aborted), aborted.rank) == (f"rank 1 aborted: {text}", 1)
-    check_usable(comm)
 
 
 @pytest.mark.parametrize(
@@ -173,11 +155,21 @@ def leave_by_an_exception(comm, error, text):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_an_exception_that_leaves_the_block_aborts_the_other_ranks(error, text, world):
-    harness.run(leave_by_an_exception, 3, error, text, world=world)
+@harness.on(3)
+def test_an_exception_that_leaves_the_block_aborts_the_other_ranks(comm, error, text):
+    group = comm.split(0)
+    if comm.rank == 1:
+        with pytest.raises(type(error)), group:
+            raise error
+        assert "closed" in str(raised(ArgumentError, group.barrier))
+    else:
+        aborted = raised(Aborted, group.barrier)
+        assert (str(aborted), aborted.rank) == (f"rank 1 aborted: {text}", 1)
+    check_usable(comm)
 
 
-def leave_by_a_failure_of_the_group(comm):
+@harness.on(3)
+def test_a_group_failure_that_leaves_the_block_stays_the_first_reason(comm):
     """An error that the group itself raised stays the first reason."""
     group = comm.split(0)
     if comm.rank == 0:
@@ -187,10 +179,6 @@ def leave_by_a_failure_of_the_group(comm):
             group.barrier()
         assert caught.value.rank == 0
     check_usable(comm)
-
-
-def test_a_group_failure_that_leaves_the_block_stays_the_first_reason(world):
-    harness.run(leave_by_a_failure_of_the_group, 3, world=world)
 
 
 # --- Signals ----------------------------------------------------------------------------------------------------------
@@ -243,7 +231,8 @@ def test_a_signal_ends_a_wait_and_the_others_are_aborted(name, number):
     assert max(times) - min(times) < PROMPT
 
 
-def interrupt_at_work(comm):
+@harness.on(2, "processes")
+def test_nothing_is_written_after_a_wait_that_a_signal_has_ended(comm):
     """A signal arrives while a queued call moves data."""
     group = comm.split(0)
     x = np.ones(1 << 24, np.float32)
@@ -263,16 +252,9 @@ def interrupt_at_work(comm):
     assert comm.rank or (x == frozen).all(), "the array was written when wait() had been left"
 
 
-def test_nothing_is_written_after_a_wait_that_a_signal_has_ended():
-    harness.run(interrupt_at_work, 2)
-
-
 @pytest.mark.parametrize("name", ["barrier", "recv", "queued all_reduce"])
-def test_a_handled_signal_changes_nothing(name):
-    harness.run(handle_and_continue, 2, name)
-
-
-def handle_and_continue(comm, name):
+@harness.on(2, "processes")
+def test_a_handled_signal_changes_nothing(comm, name):
     group = comm.split(0)
     pids = comm.all_gather(np.array(os.getpid()))
     x = np.ones(LARGE)
@@ -294,7 +276,9 @@ def handle_and_continue(comm, name):
 # --- Closing ----------------------------------------------------------------------------------------------------------
 
 
-def close_under_waiters(comm, name):
+@pytest.mark.parametrize("name", WAITS)
+@harness.on(2)
+def test_close_wakes_the_waiters_of_its_rank(comm, name):
     """Two threads of rank 1 wait, a third closes."""
     group = comm.split(0)
     x = np.ones(LARGE)
@@ -323,12 +307,8 @@ def close_under_waiters(comm, name):
     check_usable(comm)
 
 
-@pytest.mark.parametrize("name", WAITS)
-def test_close_wakes_the_waiters_of_its_rank(name, world):
-    harness.run(close_under_waiters, 2, name, world=world)
-
-
-def use_after_close(comm):
+@harness.on(3)
+def test_a_closed_communicator_refuses_every_call(comm):
     group = comm.split(0)
     x = np.ones(2)
     work = group.all_reduce(x, async_op=True)
@@ -359,11 +339,8 @@ def use_after_close(comm):
     check_usable(comm)
 
 
-def test_a_closed_communicator_refuses_every_call(world):
-    harness.run(use_after_close, 3, world=world)
-
-
-def collect(comm):
+@harness.on(3)
+def test_a_communicator_that_is_collected_is_closed(comm):
     """A communicator without references closes itself, even with pending works; completed results stay."""
     group = comm.split(0)
     x = np.ones(LARGE)
@@ -380,11 +357,8 @@ def collect(comm):
     check_usable(comm)
 
 
-def test_a_communicator_that_is_collected_is_closed(world):
-    harness.run(collect, 3, world=world)
-
-
-def drop(comm):
+@harness.on(2)
+def test_a_communicator_closes_with_dropped_works(comm):
     """Dropped works, messages and buffers disturb nothing."""
     group = comm.split(0)
     for _ in range(20):
@@ -398,20 +372,13 @@ def drop(comm):
     check_usable(comm)
 
 
-def test_a_communicator_closes_with_dropped_works(world):
-    harness.run(drop, 2, world=world)
-
-
-def interrupt_leaving(comm):
+@harness.on(2, "processes")
+def test_leaving_the_block_always_closes_the_communicator(comm):
     group = comm.split(0)
     group.abort = lambda _: signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), group:
         raise OnPurposeError
     assert "closed" in str(raised(ArgumentError, group.barrier))
-
-
-def test_leaving_the_block_always_closes_the_communicator():
-    harness.run(interrupt_leaving, 2)
 
 
 def test_a_close_that_raises_has_closed_the_communicator(monkeypatch):

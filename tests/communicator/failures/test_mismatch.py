@@ -166,7 +166,8 @@ def test_a_queued_mismatch_is_raised_by_every_wait(name, world):
     harness.run(differ, size, name, LARGE, 0, True, world=world)
 
 
-def differ_in_one_group(comm):
+@harness.on(4)
+def test_a_mismatch_in_a_group_does_not_affect_others(comm):
     with comm.split(comm.rank % 2, key=-comm.rank) as group:
         for _ in range(2):
             if comm.rank % 2:
@@ -177,11 +178,8 @@ def differ_in_one_group(comm):
     check_usable(comm)
 
 
-def test_a_mismatch_in_a_group_does_not_affect_others(world):
-    harness.run(differ_in_one_group, 4, world=world)
-
-
-def differ_before_a_split(comm):
+@harness.on(2)
+def test_a_split_does_not_raise_the_mismatch_of_a_call_before_it(comm):
     """The root has returned: the split, of several parts, succeeds on all ranks, and the next call raises it."""
     with suppress(MismatchError):
         comm.broadcast(np.zeros(SMALL if comm.rank else SMALL + 1))
@@ -194,11 +192,8 @@ def differ_before_a_split(comm):
     check_usable(comm)
 
 
-def test_a_split_does_not_raise_the_mismatch_of_a_call_before_it(world):
-    harness.run(differ_before_a_split, 2, world=world)
-
-
-def all_differ(comm):
+@harness.on(4)
+def test_four_ranks_may_make_four_different_calls(comm):
     calls = [
         comm.barrier,
         lambda: comm.all_reduce(np.zeros(3), "max"),
@@ -213,19 +208,12 @@ def all_differ(comm):
     check_usable(comm)
 
 
-def test_four_ranks_may_make_four_different_calls(world):
-    harness.run(all_differ, 4, world=world)
-
-
-def one_of_many_differs(comm):
+@harness.on(32, "threads")
+def test_a_mismatch_has_room_for_many_ranks(comm):
     error = raised(MismatchError, comm.barrier if comm.rank == 17 else lambda: comm.all_reduce(np.zeros(1000)))
     assert "rank 17: barrier()" in str(error)
     assert str(error).count(": all_reduce(float64 x 1000, sum)") == 31
     check_usable(comm)
-
-
-def test_a_mismatch_has_room_for_many_ranks():
-    harness.run(one_of_many_differs, 32, world="threads")
 
 
 def differ_in_the_same_sum_of_counts(comm):
@@ -262,7 +250,9 @@ def test_a_pair_that_disagrees_in_all_to_all_is_named_on_every_rank(row, world):
     harness.run(differ_in_a_pair, 3, row, world=world)
 
 
-def differ_on_symmetric_buffers(comm, n):
+@pytest.mark.parametrize("n", [SMALL, LARGE])
+@harness.on(3)
+def test_a_mismatch_leaves_symmetric_buffers_untouched(comm, n):
     x = comm.empty(n, np.float32)
     x[:] = comm.rank
     for size_of_odd in (n - 1, n):
@@ -281,12 +271,8 @@ def differ_on_symmetric_buffers(comm, n):
     comm.barrier()
 
 
-@pytest.mark.parametrize("n", [SMALL, LARGE])
-def test_a_mismatch_leaves_symmetric_buffers_untouched(n, world):
-    harness.run(differ_on_symmetric_buffers, 3, n, world=world)
-
-
-def differ_in_the_making(comm):
+@harness.on(3)
+def test_groups_buffers_and_objects_mismatch_under_their_own_names(comm):
     shapes = [(4,), (2, 2), (4,)]
     error = raised(MismatchError, lambda: comm.empty(shapes[comm.rank], "int8"))
     assert "empty((4,), int8, host) on rank 0, 2" in str(error)
@@ -303,11 +289,13 @@ def differ_in_the_making(comm):
     check_usable(comm)
 
 
-def test_groups_buffers_and_objects_mismatch_under_their_own_names(world):
-    harness.run(differ_in_the_making, 3, world=world)
-
-
-def differ_as_a_pair(comm, sent, expected, dtype):
+@pytest.mark.parametrize(
+    ("sent", "expected", "dtype"),
+    [(4, 5, "float32"), (4, 0, "float32"), (0, 4, "float32"), (4, 4, "int32"), (LARGE, 4, "float32"),
+     (4, LARGE, "float32"), (LARGE, LARGE, "uint32"), (LARGE, LARGE - 1, "float32")],
+)  # fmt: skip
+@harness.on(3)
+def test_a_message_that_does_not_fit_its_receive_is_refused(comm, sent, expected, dtype):
     """Rank 1 sends another size or dtype than rank 0 expects. If the message waits, both raise; rank 2 does not."""
     eager = sent <= 256
     if comm.rank == 1:
@@ -327,12 +315,3 @@ def differ_as_a_pair(comm, sent, expected, dtype):
         assert (error.expected, error.got) == (f"{np.dtype(dtype)} x {expected}", f"float32 x {sent}")
         assert (out == 7).all()
     check_usable(comm)
-
-
-@pytest.mark.parametrize(
-    ("sent", "expected", "dtype"),
-    [(4, 5, "float32"), (4, 0, "float32"), (0, 4, "float32"), (4, 4, "int32"), (LARGE, 4, "float32"),
-     (4, LARGE, "float32"), (LARGE, LARGE, "uint32"), (LARGE, LARGE - 1, "float32")],
-)  # fmt: skip
-def test_a_message_that_does_not_fit_its_receive_is_refused(sent, expected, dtype, world):
-    harness.run(differ_as_a_pair, 3, sent, expected, dtype, world=world)

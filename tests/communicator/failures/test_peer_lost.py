@@ -215,7 +215,8 @@ def test_a_rank_that_closes_is_lost_to_the_ranks_that_need_it(call, n, world):
     harness.run(close_early, 2 if call == "sendrecv" else 3, call, n, world=world)
 
 
-def receive_from_the_closed(comm):
+@harness.on(3)
+def test_a_receive_from_any_rank_needs_only_the_ranks_that_are_left(comm):
     """A receive from any rank fails only when all other ranks have closed."""
     group = comm.split(0)
     x = np.zeros(1)
@@ -236,22 +237,15 @@ def receive_from_the_closed(comm):
     check_usable(comm)
 
 
-def test_a_receive_from_any_rank_needs_only_the_ranks_that_are_left(world):
-    harness.run(receive_from_the_closed, 3, world=world)
-
-
-def call_and_go(comm, n):
+@pytest.mark.parametrize("n", [1, 300_001])
+@harness.on(3)
+def test_a_rank_may_close_once_its_part_of_a_call_is_done(comm, n):
     for name in [*CALLS] * 5:
         with comm.split(0, key=-comm.rank) as group:
             x = np.full((group.size, n), group.rank, np.float32)
             CALLS[name](group, x)
         assert name != "broadcast" or (x == 0).all()
         assert name != "all_reduce" or (x == group.size - 1).all()
-
-
-@pytest.mark.parametrize("n", [1, 300_001])
-def test_a_rank_may_close_once_its_part_of_a_call_is_done(n, world):
-    harness.run(call_and_go, 3, n, world=world)
 
 
 def call_and_exit(comm, name):

@@ -189,17 +189,14 @@ def test_a_rank_that_is_only_slow_is_left_out_after_a_timeout():
     assert found == {0: (0, 2), 1: text, 2: (1, 2)}
 
 
-def one_wants_to_go_on(comm):
+@harness.on(3, "processes")
+def test_ranks_that_wait_in_a_call_come_when_one_calls_shrink(comm):
     group = comm.split(0)
     if group.rank == 0:
         until_waiting(group, 1)
     else:  # they wait for rank 0, whose failure is its own
         assert str(raised(Aborted, group.barrier)) == "rank 0 has called shrink"
     check_usable(group.shrink(timeout=10))
-
-
-def test_ranks_that_wait_in_a_call_come_when_one_calls_shrink():
-    harness.run(one_wants_to_go_on, 3)
 
 
 def stopped_in_a_group(comm):

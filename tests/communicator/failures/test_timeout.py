@@ -101,7 +101,8 @@ def test_a_rank_that_a_one_way_call_does_not_wait_for_is_named_by_the_next(name,
     )
 
 
-def run_ahead(comm):
+@harness.on(2)
+def test_a_root_runs_ahead_of_the_others_for_a_while_only(comm):
     """The root of small broadcasts is at most some calls ahead of a rank that never comes."""
     group = comm.split(0)
     x = np.zeros(1)
@@ -111,10 +112,6 @@ def run_ahead(comm):
     assert error.rank == 1
     assert "broadcast(float64 x 1, root 0) (epoch 1) was not called by rank 1" in str(error)
     check_usable(comm)
-
-
-def test_a_root_runs_ahead_of_the_others_for_a_while_only(world):
-    harness.run(run_ahead, 2, world=world)
 
 
 def wait_for_one_of_many(comm):
@@ -129,7 +126,8 @@ def test_the_report_of_a_timeout_has_room_for_many_ranks():
     launch(wait_for_one_of_many, 32, world="threads", timeout=harness.OPERATION)
 
 
-def leave_two_out(comm):
+@harness.on(4)
+def test_all_ranks_that_did_not_arrive_are_named(comm):
     group = comm.split(0)
     if comm.rank in (0, 2):
         until_broken(group)
@@ -140,11 +138,8 @@ def leave_two_out(comm):
     check_usable(comm)
 
 
-def test_all_ranks_that_did_not_arrive_are_named(world):
-    harness.run(leave_two_out, 4, world=world)
-
-
-def wait_for_messages(comm):
+@harness.on(3)
+def test_a_message_without_sender_or_receiver_is_a_timeout(comm):
     """Rank 1 does not answer rank 0. The group breaks also on rank 2, which waits for neither."""
     for call in (
         lambda group: group.recv(np.zeros(2), 1, tag=5, timeout=SHORT),
@@ -164,10 +159,6 @@ def wait_for_messages(comm):
         check_usable(comm)
 
 
-def test_a_message_without_sender_or_receiver_is_a_timeout(world):
-    harness.run(wait_for_messages, 3, world=world)
-
-
 def connect_with_short_timeout(comm):
     assert comm.timeout == 1.0
     group = comm.split(0)
@@ -183,7 +174,8 @@ def test_a_communicator_has_a_timeout_that_groups_inherit():
     launch(connect_with_short_timeout, 3, world="threads", timeout=1.0)
 
 
-def break_a_group_of_a_group(comm):
+@harness.on(4)
+def test_a_broken_group_breaks_its_subgroups_but_not_its_parent_or_sibling(comm):
     middle, sibling = comm.split(0), comm.split(0)
     inner = middle.split(comm.rank % 2)
     if comm.rank in (0, 2):
@@ -209,11 +201,8 @@ def break_a_group_of_a_group(comm):
         check_usable(usable)
 
 
-def test_a_broken_group_breaks_its_subgroups_but_not_its_parent_or_sibling(world):
-    harness.run(break_a_group_of_a_group, 4, world=world)
-
-
-def wait_within_a_group_that_breaks(comm):
+@harness.on(2)
+def test_a_wait_ends_when_the_parent_group_breaks(comm):
     """Rank 0 waits in the inner group while rank 1 breaks the outer one."""
     outer = comm.split(0)
     inner = outer.split(0)
@@ -225,10 +214,6 @@ def wait_within_a_group_that_breaks(comm):
     check_usable(comm)
 
 
-def test_a_wait_ends_when_the_parent_group_breaks(world):
-    harness.run(wait_within_a_group_that_breaks, 2, world=world)
-
-
 # Works that rank 1 waits for in vain, with their descriptions.
 WORKS = {
     "all_reduce": (lambda group, x: group.all_reduce(x, async_op=True), "all_reduce(float64 x {}, sum) epoch 1"),
@@ -237,7 +222,11 @@ WORKS = {
 }
 
 
-def wait_for_works(comm, name, n):
+@pytest.mark.parametrize(
+    ("name", "n"), [("all_reduce", SMALL), ("all_reduce", LARGE), ("send", LARGE), ("recv", SMALL)]
+)
+@harness.on(2)
+def test_an_expired_wait_breaks_the_communicator_and_frees_the_memory(comm, name, n):
     call, words = WORKS[name]
     group = comm.split(0)
     x = np.full(n, 3.0)
@@ -261,14 +250,8 @@ def wait_for_works(comm, name, n):
     check_usable(comm)
 
 
-@pytest.mark.parametrize(
-    ("name", "n"), [("all_reduce", SMALL), ("all_reduce", LARGE), ("send", LARGE), ("recv", SMALL)]
-)
-def test_an_expired_wait_breaks_the_communicator_and_frees_the_memory(name, n, world):
-    harness.run(wait_for_works, 2, name, n, world=world)
-
-
-def queue_with_short_timeout(comm):
+@harness.on(3)
+def test_a_queued_call_has_its_own_timeout_and_fails_the_calls_behind_it(comm):
     group = comm.split(0)
     x = np.zeros(LARGE)
     if comm.rank == 0:
@@ -279,10 +262,6 @@ def queue_with_short_timeout(comm):
     assert len({str(error) for error in errors}) == 1
     assert "waited 0.1 s in all_reduce(float64 x 300001, sum) (epoch 1): it was not called by rank 0" in str(errors[0])
     check_usable(comm)
-
-
-def test_a_queued_call_has_its_own_timeout_and_fails_the_calls_behind_it(world):
-    harness.run(queue_with_short_timeout, 3, world=world)
 
 
 def end_a_report_while_a_rank_is_missing(comm):

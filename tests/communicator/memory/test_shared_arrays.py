@@ -91,7 +91,8 @@ def test_peers_access_shared_arrays_wherever_they_lie(size, world):
     harness.run(take_the_direct_path, size, world=world)
 
 
-def in_a_group(comm):
+@harness.on(4)
+def test_all_groups_of_a_world_reach_an_array(comm):
     group = comm.split(comm.rank % 2)
     with group.shared_arrays():
         x = np.full(MIB, comm.rank)
@@ -105,10 +106,6 @@ def in_a_group(comm):
         y = np.ones(MIB)
     comm.all_reduce(y)
     comm.all_reduce(x)
-
-
-def test_all_groups_of_a_world_reach_an_array(world):
-    harness.run(in_a_group, 4, world=world)
 
 
 # --- What is shared ---------------------------------------------------------------------------------------------------
@@ -134,7 +131,8 @@ def test_large_arrays_made_in_the_block_are_shared(world):
     harness.run(in_the_block, 2, world=world)
 
 
-def nested(comm):
+@harness.on(2)
+def test_blocks_may_be_nested_and_end_in_any_order(comm):
     group = comm.split(0)
     before = get_handler_name()
     first, second, third = comm.shared_arrays(), group.shared_arrays(), comm.shared_arrays()
@@ -149,11 +147,8 @@ def nested(comm):
         assert not is_shared(np.empty(LEAST, np.uint8))
 
 
-def test_blocks_may_be_nested_and_end_in_any_order(world):
-    harness.run(nested, 2, world=world)
-
-
-def in_contexts(comm):
+@harness.on(1)
+def test_a_block_is_that_of_its_context(comm):
     names = []
 
     def look():
@@ -172,7 +167,3 @@ def in_contexts(comm):
     contextvars.copy_context().run(block.__enter__)
     block.__exit__(None, None, None)  # it began in another context
     assert get_handler_name() == "default_allocator"
-
-
-def test_a_block_is_that_of_its_context(world):
-    harness.run(in_contexts, 1, world=world)

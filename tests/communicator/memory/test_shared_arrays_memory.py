@@ -23,7 +23,8 @@ from ringcomm.transports import network, shared_arrays
 # --- Memory -----------------------------------------------------------------------------------------------------------
 
 
-def reused(comm):
+@harness.on(2)
+def test_reused_memory_is_zero_and_resized_arrays_keep_their_values(comm):
     with comm.shared_arrays():
         for turn in range(50):
             size = LEAST + turn * 10_000
@@ -43,11 +44,8 @@ def reused(comm):
     assert_same(x[:100_000], np.arange(100_000))
 
 
-def test_reused_memory_is_zero_and_resized_arrays_keep_their_values(world):
-    harness.run(reused, 2, world=world)
-
-
-def given_back(comm):
+@harness.on(2)
+def test_freed_arrays_give_their_memory_back(comm):
     gc.collect()
     comm.barrier()
     before = shared_bytes()
@@ -66,10 +64,6 @@ def given_back(comm):
     comm.barrier()
     assert shared_bytes() - before <= comm.size * 65 * MIB
     comm.barrier()
-
-
-def test_freed_arrays_give_their_memory_back(world):
-    harness.run(given_back, 2, world=world)
 
 
 def short(comm, limit):
@@ -129,7 +123,8 @@ def test_a_limit_on_the_size_of_files_leaves_arrays_private(tmp_path):
         assert run.stderr.count("RLIMIT_FSIZE") == warnings, run.stderr
 
 
-def interrupted(comm):
+@harness.on(1, "processes")
+def test_an_interrupt_while_memory_is_looked_at_is_raised(comm):
     interrupts = []
 
     def raise_interrupt():
@@ -148,10 +143,6 @@ def interrupted(comm):
             assert not interrupts
     finally:
         patched.undo()
-
-
-def test_an_interrupt_while_memory_is_looked_at_is_raised():
-    harness.run(interrupted, 1)
 
 
 def between_hosts(comm):
@@ -235,7 +226,8 @@ def test_processes_exit_with_arrays_in_any_order(tmp_path):
     assert not run.stderr
 
 
-def forked(comm):
+@harness.on(2, "processes")
+def test_a_forked_child_sees_the_arrays_and_frees_none(comm):
     with comm.shared_arrays():
         x, y = np.full(MIB, 1), np.full(MIB, 2)
         comm.barrier()
@@ -264,11 +256,8 @@ def forked(comm):
     assert (y == 2).all()
 
 
-def test_a_forked_child_sees_the_arrays_and_frees_none():
-    harness.run(forked, 2)
-
-
-def reused_after_failure(comm):
+@harness.on(3)
+def test_memory_is_usable_after_a_failure(comm):
     group = comm.split(0)
     with group.shared_arrays():
         x = np.ones(MIB)
@@ -284,11 +273,8 @@ def reused_after_failure(comm):
         assert (y == comm.size).all()
 
 
-def test_memory_is_usable_after_a_failure(world):
-    harness.run(reused_after_failure, 3, world=world)
-
-
-def fail_at_the_start_of_access(comm):
+@harness.on(3, "processes")
+def test_a_rank_whose_access_fails_at_once_holds_up_no_other(comm):
     """Ranks 0 and 1 find the failure when they begin their access; rank 0, whose array rank 1 reads, after rank 1."""
     group = comm.split(0)
     pids = comm.all_gather(np.array([os.getpid()])).ravel()
@@ -325,10 +311,6 @@ def await_report(comm, text, times):
     while comm._transport.report(1).count(text) < times:
         assert time.monotonic() < deadline, comm._transport.report(1)
         time.sleep(0.001)
-
-
-def test_a_rank_whose_access_fails_at_once_holds_up_no_other():
-    harness.run(fail_at_the_start_of_access, 3)
 
 
 UNMAPPED = """

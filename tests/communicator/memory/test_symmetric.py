@@ -124,7 +124,8 @@ def test_source_and_target_may_be_in_different_buffers(size, world):
     harness.run(two_buffers, size, world=world)
 
 
-def zeroed(comm):
+@harness.on(2)
+def test_a_symmetric_buffer_is_zero_at_first(comm):
     for name in DTYPES:
         for shape in ((), 0, 5, (3, 0, 2), (2, 70_000)):
             dtype = numpy_dtype(name)
@@ -138,11 +139,8 @@ def zeroed(comm):
             x.fill(1)  # the next buffer must still be zero
 
 
-def test_a_symmetric_buffer_is_zero_at_first(world):
-    harness.run(zeroed, 2, world=world)
-
-
-def after_close(comm):
+@harness.on(3)
+def test_a_view_keeps_the_memory_when_the_communicator_is_closed(comm):
     group = comm.split(0)
     x, peek = group.empty(100_000, "int64"), None
     x[:] = comm.rank
@@ -158,10 +156,6 @@ def after_close(comm):
     assert_same(peek, np.full(5, 3 * comm.size))
 
 
-def test_a_view_keeps_the_memory_when_the_communicator_is_closed(world):
-    harness.run(after_close, 3, world=world)
-
-
 def shared_bytes():
     """Return the size of the files of this process's communicators, in bytes."""
     sizes = {}
@@ -175,7 +169,8 @@ def shared_bytes():
     return sum(sizes.values())
 
 
-def dropped(comm):
+@harness.on(3)
+def test_dropped_buffers_release_their_memory(comm):
     gc.collect()  # no communicator of an earlier test may release its memory during this one
     comm.barrier()
     size, before = 1 << 20, shared_bytes()
@@ -199,11 +194,8 @@ def dropped(comm):
     comm.barrier()
 
 
-def test_dropped_buffers_release_their_memory(world):
-    harness.run(dropped, 3, world=world)
-
-
-def in_groups(comm):
+@harness.on(4)
+def test_a_group_has_buffers_of_its_own(comm):
     whole = comm.empty(60_000, "int32")
     group = comm.split(comm.rank % 2, key=-comm.rank)
     x = group.empty(60_000, "int32")
@@ -219,7 +211,3 @@ def in_groups(comm):
     assert_same(x, np.full(60_000, sum(range(comm.size)), np.int32))
     assert_same(whole, x)
     group.close()
-
-
-def test_a_group_has_buffers_of_its_own(world):
-    harness.run(in_groups, 4, world=world)

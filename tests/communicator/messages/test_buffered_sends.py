@@ -55,7 +55,8 @@ def test_a_closing_rank_leaves_no_message_behind(world, tmp_path):
     ringcomm.launch(send_and_leave, 2, world=world, args=[tmp_path / "left"], timeout=30)
 
 
-def close_then_meet(comm):
+@harness.on(2)
+def test_a_wait_takes_the_messages_of_all_communicators(comm):
     """Rank 0 closes a group, and with it waits for rank 1, which waits for rank 0 in another communicator."""
     pair = comm.split(0)
     x = np.zeros(1)
@@ -70,11 +71,8 @@ def close_then_meet(comm):
     comm.barrier()
 
 
-def test_a_wait_takes_the_messages_of_all_communicators(world):
-    harness.run(close_then_meet, 2, world=world)
-
-
-def outlive_its_timeout(comm):
+@harness.on(2)
+def test_the_timeout_of_a_send_ends_with_its_call(comm):
     x = np.zeros(1)
     if comm.rank == 0:
         for _ in range(100):
@@ -85,11 +83,8 @@ def outlive_its_timeout(comm):
     comm.barrier()
 
 
-def test_the_timeout_of_a_send_ends_with_its_call(world):
-    harness.run(outlive_its_timeout, 2, world=world)
-
-
-def receiver_closes(comm):
+@harness.on(2)
+def test_messages_to_a_rank_that_has_closed_are_dropped(comm):
     pair = comm.split(0)
     if comm.rank == 0:
         for _ in range(100):
@@ -100,10 +95,6 @@ def receiver_closes(comm):
     comm.barrier()
     pair.close()
     comm.barrier()
-
-
-def test_messages_to_a_rank_that_has_closed_are_dropped(world):
-    harness.run(receiver_closes, 2, world=world)
 
 
 def fill_the_buffer(comm, full):

@@ -77,7 +77,8 @@ def test_a_taken_message_is_received_by_its_taker_alone(length, run):
     run(take_first, length)
 
 
-def beside_receives(comm):
+@harness.on(2)
+def test_a_probe_sees_only_what_no_posted_receive_gets(comm):
     """A receive that was posted before a probe gets the message, and the probe the next."""
     messages = comm.messages
     if comm.rank == 0:
@@ -94,11 +95,8 @@ def beside_receives(comm):
     comm.barrier()
 
 
-def test_a_probe_sees_only_what_no_posted_receive_gets(world):
-    harness.run(beside_receives, 2, world=world)
-
-
-def in_threads(comm):
+@harness.on(2)
+def test_threads_of_a_rank_probe_and_receive_concurrently(comm):
     """Four threads of each rank probe, take and receive, each with its own tag."""
     messages, peer = comm.messages, 1 - comm.rank
 
@@ -118,14 +116,11 @@ def in_threads(comm):
         list(pool.map(talk, range(4)))
 
 
-def test_threads_of_a_rank_probe_and_receive_concurrently(world):
-    harness.run(in_threads, 2, world=world)
-
-
 # --- Cancel -----------------------------------------------------------------------------------------------------------
 
 
-def cancel(comm):
+@harness.on(2)
+def test_a_receive_without_a_message_can_be_cancelled(comm):
     """A receive that no message has matched is withdrawn, and the message goes to the next receive."""
     messages, x, y = comm.messages, room(3), room(3)
     if comm.rank == 1:
@@ -153,11 +148,8 @@ def cancel(comm):
     check_usable(comm)
 
 
-def test_a_receive_without_a_message_can_be_cancelled(world):
-    harness.run(cancel, 2, world=world)
-
-
-def cancel_waited(comm):
+@harness.on(1)
+def test_cancel_ends_the_wait_of_another_thread(comm):
     """The thread that waits for a withdrawn receive returns."""
     work, ended = comm.messages.irecv(np.zeros(1), comm.rank, 0), []
     waiter = threading.Thread(target=lambda: ended.append(work.wait()))
@@ -165,7 +157,3 @@ def cancel_waited(comm):
     assert work.cancel()
     waiter.join()
     assert ended == [Envelope(ANY_SOURCE, ANY_TAG, 0)]
-
-
-def test_cancel_ends_the_wait_of_another_thread(world):
-    harness.run(cancel_waited, 1, world=world)

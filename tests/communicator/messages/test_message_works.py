@@ -43,7 +43,8 @@ class Holder(np.ndarray):
     """An array that holds works, and drops them when its memory is released."""
 
 
-def dropped_by_memory(comm):
+@harness.on(1, "threads")
+def test_memory_that_is_released_may_drop_works(comm):
     """The memory of a work that is let go may drop other works."""
     for _ in range(3):
         arrays = [np.zeros(4, np.uint8).view(Holder) for _ in range(8)]
@@ -62,11 +63,8 @@ def dropped_by_memory(comm):
                 comm.messages.send(b"also", comm.rank, 100 + tag)
 
 
-def test_memory_that_is_released_may_drop_works():
-    harness.run(dropped_by_memory, 1, world="threads")
-
-
-def held_by_its_memory(comm):
+@harness.on(1, "threads")
+def test_a_work_that_was_waited_for_holds_no_memory(comm):
     """A work that its own memory holds goes with it once it has been waited for."""
     array = np.zeros(4, np.uint8).view(Holder)
     array.work = comm.messages.irecv(array, comm.rank, 0)
@@ -76,7 +74,3 @@ def held_by_its_memory(comm):
     del array
     gc.collect()
     assert holder() is None
-
-
-def test_a_work_that_was_waited_for_holds_no_memory():
-    harness.run(held_by_its_memory, 1, world="threads")

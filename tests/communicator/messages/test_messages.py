@@ -87,7 +87,8 @@ def test_messages_of_unknown_length_are_received_as_bytes(run):
     run(of_unknown_length)
 
 
-def kinds(comm):
+@harness.on(1, "threads")
+def test_arrays_of_any_dtype_are_sent_as_bytes(comm):
     """Arrays of any dtype and number of axes are sent as their bytes; an unknown dtype takes no other way."""
     for dtype in ("f4,i8", "g", "float16", ">i4", "S3", "bool", "complex128"):
         x = np.frombuffer(message(comm.rank, 6 * np.dtype(dtype).itemsize).tobytes(), dtype).reshape(2, 3)
@@ -105,14 +106,15 @@ def kinds(comm):
     assert "peer is -2" in str(raised(ArgumentError, lambda: comm.messages.probe(-2, 0)))
 
 
-def test_arrays_of_any_dtype_are_sent_as_bytes():
-    harness.run(kinds, 1, world="threads")
-
-
 WRONG = {"kind": -1, "peer": 7, "timeout": float("nan"), "dtype": 99, "count": 1}  # without memory
 
 
-def wrong_exchanges(comm):
+def transfer(kind):
+    return TransferCall(kind, NULL, 0, DTYPES["uint8"], 0, 0, -1.0)
+
+
+@harness.on(1, world="threads")
+def test_an_error_of_an_exchange_says_of_which_transfer(comm):
     right = {"sent": transfer(lib.RC_SEND), "received": transfer(lib.RC_RECV)}
     for which in right:
         for field, value in WRONG.items():
@@ -120,14 +122,6 @@ def wrong_exchanges(comm):
             error = raised(ArgumentError, lambda given=given: comm._transport.exchange(**given))
             assert str(error).startswith(f"{which}: ")
             assert error.argument == which
-
-
-def transfer(kind):
-    return TransferCall(kind, NULL, 0, DTYPES["uint8"], 0, 0, -1.0)
-
-
-def test_an_error_of_an_exchange_says_of_which_transfer():
-    harness.run(wrong_exchanges, 1, world="threads")
 
 
 # --- Matching ---------------------------------------------------------------------------------------------------------
@@ -162,7 +156,8 @@ def test_the_first_message_meets_the_first_receive_that_matches(run):
     run(in_order)
 
 
-def any_source(comm):
+@harness.on(4)
+def test_a_receive_from_any_source_names_the_sender(comm):
     """Rank 0 receives from all by one receive after the other; what does not fit its tag stays."""
     others = range(1, comm.size)
     if comm.rank:
@@ -176,11 +171,8 @@ def any_source(comm):
             assert x[0] == rank
 
 
-def test_a_receive_from_any_source_names_the_sender(world):
-    harness.run(any_source, 4, world=world)
-
-
-def mixed(comm):
+@harness.on(2)
+def test_receives_of_both_kinds_share_the_messages(comm):
     """A receive of `recv` takes a message by its own rules; to it the tag that means any here is a tag like others."""
     data = np.ones(2, np.uint8)
     if comm.rank == 0:
@@ -197,10 +189,6 @@ def mixed(comm):
         raised(MismatchError, lambda: comm.recv(x[:1], 0, 3))
         raised(MismatchError, lambda: comm.recv(x, 0, 3))
     check_usable(comm)
-
-
-def test_receives_of_both_kinds_share_the_messages(world):
-    harness.run(mixed, 2, world=world)
 
 
 def truncated(comm, length, posted, synchronous):
@@ -259,7 +247,8 @@ def test_a_synchronous_send_is_done_once_it_is_received(length, run):
     run(synchronous_send, length)
 
 
-def to_oneself(comm):
+@harness.on(2)
+def test_a_synchronous_send_to_oneself_needs_a_receive(comm):
     messages, me, x = comm.messages, comm.rank, room(40)
     for receive in (
         lambda: messages.recv(x, me, 1),
@@ -278,10 +267,6 @@ def to_oneself(comm):
     too_long = messages.isend(message(me, 40), me, 1, True)
     raised(MismatchError, lambda: messages.recv(np.zeros(1, np.uint8), me, 1))
     too_long.wait()
-
-
-def test_a_synchronous_send_to_oneself_needs_a_receive(world):
-    harness.run(to_oneself, 2, world=world)
 
 
 def stuck_with_oneself(comm):
@@ -330,7 +315,8 @@ def test_a_probe_ends_when_its_peer_dies(how):
     assert max(ends.values()) - ends[2] < PROMPT
 
 
-def probe_the_closed(comm):
+@harness.on(2)
+def test_a_closed_rank_ends_a_probe_that_waits(comm):
     """A rank that has closed is no failure for who only polls."""
     group = comm.split(0)
     if comm.rank == 0:
@@ -345,11 +331,8 @@ def probe_the_closed(comm):
     comm.barrier()
 
 
-def test_a_closed_rank_ends_a_probe_that_waits(world):
-    harness.run(probe_the_closed, 2, world=world)
-
-
-def keep_memory(comm):
+@harness.on(2)
+def test_a_communicator_closes_while_receives_wait(comm):
     """Works and what they are for may be dropped, and a communicator may be closed while receives wait."""
     group = comm.split(0)
     x = np.zeros(1000)
@@ -364,11 +347,8 @@ def keep_memory(comm):
     assert "closed" in str(raised(ArgumentError, lambda: group.messages.iprobe(0, 0)))
 
 
-def test_a_communicator_closes_while_receives_wait(world):
-    harness.run(keep_memory, 2, world=world)
-
-
-def reported(comm):
+@harness.on(1)
+def test_the_report_names_receives_and_probes(comm):
     comm = comm.split(0)  # with a record of its own
     works = [comm.messages.irecv(np.zeros(5), peer, 1) for peer in (ANY_SOURCE, comm.rank)]
     report = comm._transport.report(9)
@@ -382,7 +362,3 @@ def reported(comm):
         assert comm.messages.iprobe(ANY_SOURCE, ANY_TAG) is None
     assert f"probe(from {comm.rank}) with any tag, done" in comm._transport.report(9)
     assert "probe(from any)" not in comm._transport.report(99)
-
-
-def test_the_report_names_receives_and_probes(world):
-    harness.run(reported, 1, world=world)

@@ -51,7 +51,8 @@ def test_messages_of_every_length_go_around_a_ring(size, world):
     harness.run(lengths, size, world=world)
 
 
-def wrap(comm):
+@harness.on(2)
+def test_a_message_fits_at_every_position_of_the_ring(comm):
     """Send messages of up to nearly a ring, from every position in it."""
     draw = random.Random(1)
     for number in range(80):
@@ -64,20 +65,13 @@ def wrap(comm):
             assert_same(x, message(0, length, number), f"message {number}")
 
 
-def test_a_message_fits_at_every_position_of_the_ring(world):
-    harness.run(wrap, 2, world=world)
-
-
-def exchange_much(comm):
+@harness.on(2)
+def test_very_long_messages_are_exchanged(comm):
     peer = 1 - comm.rank
     y = np.empty(READ, np.uint8)
     for salt in range(2):
         assert comm.sendrecv(message(comm.rank, READ, salt), peer, y, peer) == peer
         assert_same(y, message(peer, READ, salt))
-
-
-def test_very_long_messages_are_exchanged(world):
-    harness.run(exchange_much, 2, world=world)
 
 
 def both_send_first(comm):
