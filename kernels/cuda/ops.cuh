@@ -128,14 +128,18 @@ struct Arithmetic {
         }
         return sum;
     }
+    // Rounded after each of the two products, as the separate operations are.
     RC_DEVICE Pack scaled(const Pack& pack, float scale, const Pack& weight) const {
-        Lanes result{};
         if constexpr (sizeof(Wide) == lanes * sizeof(float) && Type::kind == REAL) {
-            const Wide wide = partial(pack), by = partial(weight);
-            RC_UNROLL for (int i = 0; i < lanes; ++i) result.lane[i] =
-                Type::narrow(Type::widen(Type::narrow(wide.lane[i] * scale)) * by.lane[i]);
+            Wide wide = partial(pack);
+            RC_UNROLL for (int i = 0; i < lanes; ++i) wide.lane[i] *= scale;
+            wide = partial(narrow(wide));
+            const Wide by = partial(weight);
+            RC_UNROLL for (int i = 0; i < lanes; ++i) wide.lane[i] *= by.lane[i];
+            return narrow(wide);
+        } else {
+            return pack;
         }
-        return bits_as<Pack>(result);
     }
 
     RC_DEVICE Pack output(Wide acc) const {

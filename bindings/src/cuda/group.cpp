@@ -47,7 +47,7 @@ void GpuGroup::set_buffers(std::vector<rc_gpu_buffer> buffers) {
 
 uint64_t GpuGroup::call(PeerGroup& host, const CallRecord& call, CUstream stream, rc_gpus_mode mode,
                         const cuda::RmsNorm& norm) {
-    const LaunchPlan plan = plan_for(call, host.size, norm);
+    const LaunchPlan plan = this->plan(call, host.size, norm);
     if (!is_loaded(plan)) throw Failure(RC_UNPREPARED, "the kernel of this call is not loaded");
     if (failed()) throw Failure(RC_UNPREPARED, "the failure of a kernel has not been handled");
     if (mode == RC_GPUS_FAST && (!fast_allowed_.load(std::memory_order_relaxed) || host.trace())) {
@@ -69,9 +69,9 @@ uint64_t GpuGroup::call(PeerGroup& host, const CallRecord& call, CUstream stream
     return capture_launch(host, call, plan, stream, capture, mode == RC_GPUS_ASYNC);
 }
 
-LaunchPlan GpuGroup::plan_for(const CallRecord& call, int size, const cuda::RmsNorm& norm) const {
-    if (!norm.output) return plan_launch(call, size, shape());
-    LaunchPlan plan = plan_launch(call, size, shape(), cuda::ONE_SHOT);
+LaunchPlan GpuGroup::plan(const CallRecord& call, int size, const cuda::RmsNorm& norm) const {
+    if (!norm.output) return plan_launch(call, size, shape(), limits_);
+    LaunchPlan plan = plan_launch(call, size, shape(), limits_, cuda::ONE_SHOT);
     plan.blocks = int(std::clamp<uint64_t>(call.count / norm.width, 1, shape().channels));
     return plan;
 }

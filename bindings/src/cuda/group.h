@@ -39,9 +39,8 @@ public:
     ~GpuGroup();
     GpuGroup(const GpuGroup&) = delete;
 
-    LaunchPlan plan(const CallRecord& call, int size) const {
-        return plan_launch(call, size, args_.arena.layout.shape, limits_);
-    }
+    const cuda::Shape& shape() const { return args_.arena.layout.shape; }
+    LaunchPlan plan(const CallRecord& call, int size, const cuda::RmsNorm& norm = {}) const;
     CUstream own_stream() const { return streams_->own(); }
 
     // A kernel that Python has compiled and loaded.
@@ -91,7 +90,6 @@ private:
         return static_cast<CUfunction>(functions_[plan.kernel][plan.dtype][plan.op].load(std::memory_order_acquire));
     }
     uint64_t launch(PeerGroup& host, const CallRecord& call, const LaunchPlan& plan, CUstream stream, bool async);
-    LaunchPlan plan_for(const CallRecord& call, int size, const cuda::RmsNorm& norm) const;
     uint64_t capture_launch(PeerGroup& host, const CallRecord& call, const LaunchPlan& plan, CUstream stream,
                             uint64_t capture, bool async);
     CopySource copy_source(const PeerGroup& host, const CallRecord& call, const LaunchPlan& plan) const;
