@@ -7,6 +7,7 @@ Each line of a file is JSON: first the error, then what a rank of a group does, 
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -28,6 +29,8 @@ log = logging.getLogger("ringcomm")
 VERSION = 2
 SUFFIX = ".flight"
 CALLS = 100  # of each rank
+
+WAITS = re.compile(r"^rank (\d+):.*, waits for rank (\d+)", re.MULTILINE)  # in the error, made before other calls ended
 
 Record = dict[str, Any]  # a line of a file
 
@@ -117,11 +120,12 @@ def describe(file: Path) -> str:
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(record["group"], []).append(record)
-    lines = [error]
+    told = {int(rank): int(peer) for rank, peer in WAITS.findall(error)}
+    lines = [error, *(f"  {line}" for line in explain(told))]
     for group, ranks in groups.items():
         lines += ["", f"group {group}, seen by rank {ranks[0]['seen_by']}"]
         waits = {each["rank"]: peer for each in ranks if (peer := _waited_for(each)) is not None}
-        lines += [f"  {line}" for line in explain(waits)]
+        lines += [] if told else [f"  {line}" for line in explain(waits)]
         for each in ranks:
             lines += [f"  rank {each['rank']}", *(f"    {text}" for text in _texts(each))]
     return "\n".join(lines) + "\n"
