@@ -116,12 +116,12 @@ def test_messages_have_the_timeout_of_init_process_group():
     x, limit = nn.Parameter(torch.zeros(2)), dist.group.WORLD.options._timeout
     if dist.get_rank() == 0:
         server = ParameterServer([x], [0], partial(SGD, lr=1.0))
-        assert server._channels[0].group.options._timeout == limit
+        assert server._connections[0].group.options._timeout == limit
         assert server._interval == limit.total_seconds() / 3
         server.serve()
         return
     with Worker([x], [0]) as worker:
-        assert worker._channels[0].group.options._timeout == limit
+        assert worker._connections[0].group.options._timeout == limit
 
 
 class Slow(SGD):
