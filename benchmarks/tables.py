@@ -5,8 +5,10 @@ python benchmarks/tables.py    writes them into both
 
 import json
 import re
+import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -215,7 +217,9 @@ def table(columns: Iterable[str], rows: dict[str, list[str]]) -> str:
 
 
 def joined(parts: Iterable[str]) -> str:
-    return "\n" + "\n\n".join(parts) + "\n\n"
+    """Return tables and prose, which is filled to 120 characters as that of all pages is."""
+    fill = partial(textwrap.fill, width=120, break_long_words=False, break_on_hyphens=False)
+    return "\n" + "\n\n".join(part if part.startswith(("|", "#", "!", "- ")) else fill(part) for part in parts) + "\n\n"
 
 
 def short(value: float) -> str:

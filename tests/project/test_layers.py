@@ -26,11 +26,14 @@ LAYERS = (
     ("errors", "version"),
 )
 # These use the library as any user does. Beside its public API, the first may parse options, ask about the machine, its
-# settings, its devices and its place in a job, and write files; the second counts cores,
+# settings, its devices and its place in a job, write files and launch a kernel by itself; the second counts cores,
 # matches messages as MPI does, and connects groups that not all ranks of a communicator enter; the third carries out
 # schedules; the planner prices algorithms and schedules; the last brings a store and a transport of its own.
 OUTSIDERS = {
-    "bench": ("bootstrap.place", "config", "devices", "machine", "native", "options", "types"),
+    "bench": (
+        *("bootstrap.place", "config", "devices", "machine", "native", "options"),
+        *("transports.cuda.virtual", "types"),
+    ),
     "mpi4py": (
         *("bootstrap", "communicator", "config", "devices", "errors", "machine.topology", "objects"),
         *("start", "transports.messages", "transports.requests", "types", "version"),
@@ -56,10 +59,11 @@ RESERVED = {
         "bootstrap.torch_store",
         "parallel",
         "parameter_server",
+        "plan.measure",
         "pretrained",
         "torch",
     ),
-    "cupy": ("devices", "commands.doctor", "bench.rank.cuda", "bench.rank.nccl"),
+    "cupy": ("devices", "commands.doctor", "bench.rank.cuda", "bench.rank.nccl", "bench.device_arrays"),
     # SECURITY.md, *What is unpickled*.
     "pickle": (
         *("objects", "launcher.pickling", "launcher.forkserver", "mpi4py.calls.pickling"),

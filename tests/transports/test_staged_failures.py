@@ -188,7 +188,7 @@ def check_broken(comm, broken, kind, text):
 ILLEGAL = RuntimeError, "an illegal memory access was encountered"
 FAILURES = [
     ("copy", ILLEGAL, RingcommError, "emulated has failed: an illegal memory access was encountered"),
-    ("mark", ILLEGAL, RingcommError, "emulated has failed: an illegal memory access was encountered"),
+    ("record_event", ILLEGAL, RingcommError, "emulated has failed: an illegal memory access was encountered"),
     ("allocate_pinned", (MemoryShortage, "pinned host memory: out of memory"), MemoryShortage, "out of memory"),
 ]
 

@@ -43,6 +43,6 @@ inline std::string describe(const Signature& of) {
 std::string describe_beside(const Signature& of, const Signature& first);
 const char* call_name(int call);
 int call_of(uint64_t signature);
-inline bool is_message(int call) { return call >= CALL_SEND && call <= CALL_PROBE; }
+inline bool is_message(int call) { return call >= CALL_SEND && call <= CALL_RECV_ANY; }
 
 }  // namespace ringcomm
