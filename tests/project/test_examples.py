@@ -190,7 +190,7 @@ def trained_elastic(folder, ranks, *options):
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_training_on_ranks_that_die_and_come_back_loses_no_step(tmp_path):
-    loss, text = trained_elastic(tmp_path, (1, 1), "--kill-every=0.1")
+    loss, text = trained_elastic(tmp_path, (1, 1), "--kill-every=0.05")
     assert "was killed by SIGALRM; restarted" in text
     assert "frame #0" not in text  # the stack of a C++ error
     assert loss == pytest.approx(trained_elastic(tmp_path, (1,), "--kill-every=0")[0], abs=1e-3)
