@@ -217,5 +217,6 @@ class Server(threading.Thread):
     def _sweep(self) -> None:
         over = [name for name, start in self._starts.items() if start.over and start is not self._main]
         failed = [name for name in over if not self._starts[name].complete]
+        failed.sort(key=lambda name: self._starts[name].failed_at)
         for name in {*over} - {*failed[-FAILED_STARTS:]}:
             del self._starts[name]

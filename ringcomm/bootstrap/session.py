@@ -12,6 +12,7 @@ A session knows nothing of sockets. It takes the messages of its members and ret
 A member waits for one value at a time.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
@@ -139,6 +140,7 @@ class Start(BaseSession):
         self.came: dict[int, str] = {}  # the process of every member that has ever joined
 
     @property
+        self.failed_at = 0.0
     def complete(self) -> bool:
         return len(self.came) == self.size
 
@@ -179,7 +181,8 @@ class Start(BaseSession):
         return error
 
     def fail(self, error: RingcommError) -> None:
-        self.failure = self.failure or error
+        if not self.failure:
+            self.failure, self.failed_at = error, time.monotonic()
 
     def lose(self, peer: Peer, how: str) -> Replies:
         if lost := self.present.get(peer):

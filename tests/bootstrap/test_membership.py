@@ -218,6 +218,21 @@ def test_a_server_keeps_only_the_failure_of_the_last_starts_that_failed(monkeypa
 
 
 def test_a_watcher_that_reads_late_misses_no_change(place):
+def test_of_the_starts_that_failed_the_last_to_fail_is_kept(monkeypatch):
+    monkeypatch.setattr(server, "FAILED_STARTS", 1)
+    with store_server() as address, ExitStack() as stack:
+        first, second = places = [Place(0, 3, name, SECRET, store=address) for name in ("first", "second")]
+        stores = [stack.enter_context(Client(find_endpoint(each), each.job, each, 20)) for each in places]
+        for store, place in zip(reversed(stores), (second, first), strict=True):
+            store.abort(PeerLost(place.job))
+            with pytest.raises(PeerLost, match=place.job):
+                store.check()
+            store.close()
+        late = replace(first, rank=1)
+        with pytest.raises(PeerLost, match="first"):
+            Client(find_endpoint(late), late.job, late, 20)
+
+
     seen = []
     changes = range(3000)  # more than the buffers of a socket hold
     with (
