@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ringcomm.bootstrap.client import ANSWER_TIMEOUT, Client
-from ringcomm.bootstrap.session import connected_key
+from ringcomm.bootstrap.session import CONNECTED, connected_key
 from ringcomm.bootstrap.start_errors import missing_ranks
 from ringcomm.bootstrap.store import Store
-from ringcomm.errors import PeerLost, RingcommError
+from ringcomm.errors import RingcommError, decode_error, encode_error
 
 __all__ = ["all_gather_facts", "confirm"]
 
@@ -58,11 +58,12 @@ def confirm(client: Client, start: str, store: Store, rank: int, size: int, time
     A rank may be lost when some have heard from all, and others have not: the first to say so, in a session that
     outlasts the start, decides for all.
     """
-    failure: RingcommError | None = None
+    decision = CONNECTED
     try:
         all_gather_facts(store, "connected", rank, size, None, timeout)
     except RingcommError as error:
-        failure = error
-    client.tell("propose", b"false" if failure else b"true", key=connected_key(start))
-    if client.find(connected_key(start), ANSWER_TIMEOUT) != b"true":
-        raise failure or PeerLost("a rank was lost before all had connected")
+        decision = encode_error(error).encode()
+    client.tell("propose", decision, key=connected_key(start))
+    decision = client.ask("get", ANSWER_TIMEOUT, key=connected_key(start), wait=True).payload
+    if decision != CONNECTED:
+        raise decode_error(decision)

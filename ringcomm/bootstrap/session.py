@@ -22,6 +22,7 @@ from ringcomm.bootstrap.wire.framing import Frame, encode, encode_failure, failu
 from ringcomm.errors import CollectiveTimeout, RingcommError
 
 __all__ = [
+    "CONNECTED",
     "MEMBERS",
     "NODES",
     "SHRINK",
@@ -37,6 +38,8 @@ __all__ = [
 
 # The names of sessions that last; those of starts are named by job and start.
 NODES, MEMBERS, SHRINK = "nodes", "members", "shrink"
+
+CONNECTED = b"true"  # the value of `connected_key`, or the error for which not all ranks have connected
 
 Peer = Hashable
 Replies = list[tuple[Peer, bytes]]
@@ -137,10 +140,10 @@ class Start(BaseSession):
         super().__init__()
         self.size, self._in_job = size, in_job
         self.failure: RingcommError | None = None
+        self.failed_at = 0.0
         self.came: dict[int, str] = {}  # the process of every member that has ever joined
 
     @property
-        self.failed_at = 0.0
     def complete(self) -> bool:
         return len(self.came) == self.size
 
