@@ -70,14 +70,20 @@ class Server(threading.Thread):
         rank: this process in the job; None: a launcher
         secret: what a member must know, unless the gate has made sure of that
         main: the name of a session, and the session, which `close` waits for
+        membership: the session of the members of the job, if `main` has to know of it
     """
 
     def __init__(
-        self, gate: Gate, rank: int | None, secret: str | None = None, main: tuple[str, Start] | None = None
+        self,
+        gate: Gate,
+        rank: int | None,
+        secret: str | None = None,
+        main: tuple[str, Start] | None = None,
+        membership: MemberStore | None = None,
     ) -> None:
         super().__init__(name="ringcomm store", daemon=True)
         self._secret = None if secret is None else os.fsencode(secret)
-        self.membership = MemberStore()
+        self.membership = membership or MemberStore()
         self._shrink = Shrink(self._end_start, lambda key: self._send(self.membership.set(key, b"")))
         self._main = main[1] if main else None
         self._starts: dict[str, Start] = dict([main] if main else [])
