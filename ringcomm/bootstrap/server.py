@@ -99,8 +99,8 @@ class Server(threading.Thread):
     def close(self, late: float = 0.0) -> None:
         """End once the members of the main session have left too, or after LINGER seconds.
 
-        After a failure that ranks are told that arrive within `late` seconds, the caller does not wait for them. The
-        process does, when it exits.
+        After a failure it goes on for `late` seconds to tell ranks that come late. The caller does not wait for that,
+        but the process does, when it exits.
         """
         self._late = late
         with suppress(OSError):  # the thread has ended

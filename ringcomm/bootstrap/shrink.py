@@ -27,7 +27,7 @@ class Agreement(NamedTuple):
     """Who survives. If the rank that asks does not, the others have continued without it."""
 
     survivors: list[int]
-    lost: Sequence[int] = ()  # the others run, but did not come
+    lost: Sequence[int] = ()  # the others run, but did not call shrink
     attempt: int = 0  # to connect them
 
 
