@@ -560,7 +560,7 @@ class ElasticJob(Protocol):
         ...
 
     def resume(self, comm: Communicator, left_out_pids: Sequence[int]) -> None:
-        """Resume with a communicator that was shrunk, without these processes, which run but did not come."""
+        """Resume with a communicator that was shrunk, without these processes, which run but did not call `shrink`."""
 
     def leave(self, comm: Communicator) -> None:
         """Note that this communicator is closed: if it is the last one, this rank cannot call `grow` any more."""

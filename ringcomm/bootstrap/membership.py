@@ -95,7 +95,7 @@ class Membership:
         self._store.tell("delete", key=f"member/{self._place.rank}")
 
     def leave_out(self, processes: Sequence[int]) -> None:
-        """Have the launcher of this rank end these processes, which run but did not come to `shrink`."""
+        """Have the launcher of this rank end these processes, which run but did not call `shrink`."""
         for process in processes:
             self._store.set(f"left_out/{self._place.first}/{process}", b"")
 

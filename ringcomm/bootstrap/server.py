@@ -70,14 +70,20 @@ class Server(threading.Thread):
         rank: this process in the job; None: a launcher
         secret: what a member must know, unless the gate has made sure of that
         main: the name of a session, and the session, which `close` waits for
+        membership: the session of the members of the job, if `main` has to know of it
     """
 
     def __init__(
-        self, gate: Gate, rank: int | None, secret: str | None = None, main: tuple[str, Start] | None = None
+        self,
+        gate: Gate,
+        rank: int | None,
+        secret: str | None = None,
+        main: tuple[str, Start] | None = None,
+        membership: MemberStore | None = None,
     ) -> None:
         super().__init__(name="ringcomm store", daemon=True)
         self._secret = None if secret is None else os.fsencode(secret)
-        self.membership = MemberStore()
+        self.membership = membership or MemberStore()
         self._shrink = Shrink(self._end_start, lambda key: self._send(self.membership.set(key, b"")))
         self._main = main[1] if main else None
         self._starts: dict[str, Start] = dict([main] if main else [])
@@ -93,8 +99,8 @@ class Server(threading.Thread):
     def close(self, late: float = 0.0) -> None:
         """End once the members of the main session have left too, or after LINGER seconds.
 
-        After a failure that ranks are told that arrive within `late` seconds, the caller does not wait for them. The
-        process does, when it exits.
+        After a failure it goes on for `late` seconds to tell ranks that come late. The caller does not wait for that,
+        but the process does, when it exits.
         """
         self._late = late
         with suppress(OSError):  # the thread has ended
@@ -217,5 +223,6 @@ class Server(threading.Thread):
     def _sweep(self) -> None:
         over = [name for name, start in self._starts.items() if start.over and start is not self._main]
         failed = [name for name in over if not self._starts[name].complete]
+        failed.sort(key=lambda name: self._starts[name].failed_at)
         for name in {*over} - {*failed[-FAILED_STARTS:]}:
             del self._starts[name]

@@ -12,6 +12,7 @@ A session knows nothing of sockets. It takes the messages of its members and ret
 A member waits for one value at a time.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from ringcomm.bootstrap.wire.framing import Frame, encode, encode_failure, failu
 from ringcomm.errors import CollectiveTimeout, RingcommError
 
 __all__ = [
+    "CONNECTED",
     "MEMBERS",
     "NODES",
     "SHRINK",
@@ -36,6 +38,8 @@ __all__ = [
 
 # The names of sessions that last; those of starts are named by job and start.
 NODES, MEMBERS, SHRINK = "nodes", "members", "shrink"
+
+CONNECTED = b"true"  # the value of `connected_key`, or the error for which not all ranks have connected
 
 Peer = Hashable
 Replies = list[tuple[Peer, bytes]]
@@ -136,6 +140,7 @@ class Start(BaseSession):
         super().__init__()
         self.size, self._in_job = size, in_job
         self.failure: RingcommError | None = None
+        self.failed_at = 0.0
         self.came: dict[int, str] = {}  # the process of every member that has ever joined
 
     @property
@@ -179,7 +184,8 @@ class Start(BaseSession):
         return error
 
     def fail(self, error: RingcommError) -> None:
-        self.failure = self.failure or error
+        if not self.failure:
+            self.failure, self.failed_at = error, time.monotonic()
 
     def lose(self, peer: Peer, how: str) -> Replies:
         if lost := self.present.get(peer):

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ringcomm.bootstrap.session import BaseSession, Peer, Replies, connected_key
+from ringcomm.bootstrap.session import CONNECTED, BaseSession, Peer, Replies, connected_key
 from ringcomm.bootstrap.start_errors import lost_in_start
 from ringcomm.bootstrap.wire.framing import Frame, encode
-from ringcomm.errors import PeerLost
+from ringcomm.errors import PeerLost, encode_error
 
 __all__ = ["Agreement", "Shrink", "left_out_key", "start_name"]
 
@@ -27,7 +27,7 @@ class Agreement(NamedTuple):
     """Who survives. If the rank that asks does not, the others have continued without it."""
 
     survivors: list[int]
-    lost: Sequence[int] = ()  # the others run, but did not come
+    lost: Sequence[int] = ()  # the others run, but did not call shrink
     attempt: int = 0  # to connect them
 
 
@@ -58,6 +58,10 @@ class _Regrouping:
     @property
     def start(self) -> str:
         return start_name(self.name, self.attempt)
+
+    def number(self, rank: int) -> int:
+        """Return how errors name a survivor: see start_errors.py."""
+        return self.members[rank] if self.members else self.survivors.index(rank)
 
     def forget(self, peer: Peer) -> int | None:
         """Return which rank of the group this was; its end is its loss."""
@@ -118,7 +122,7 @@ class Shrink(BaseSession):
     def set(self, key: str, value: bytes) -> Replies:
         """Note whether the survivors of a group have connected."""
         for group in [*self._groups.values()]:
-            if value == b"true" and group.survivors and key == connected_key(group.start):
+            if value == CONNECTED and group.survivors and key == connected_key(group.start):
                 self._done[group.name] = group.survivors
                 del self._groups[group.name]
                 for rank in sorted(group.left_out) if group.members else ():
@@ -131,9 +135,9 @@ class Shrink(BaseSession):
         for group in self._groups.values():
             rank = group.forget(peer)
             if member and rank is not None and rank in group.survivors:
-                number = group.members[rank] if group.members else group.survivors.index(rank)
-                self._end_start(group.start, len(group.survivors), lost_in_start(number, member.process))
-                replies += self._retry(group)
+                error = lost_in_start(group.number(rank), member.process)
+                self._end_start(group.start, len(group.survivors), error)
+                replies += self._retry(group, error)
         return replies
 
     def due(self) -> float:
@@ -146,13 +150,17 @@ class Shrink(BaseSession):
         return [reply for group in self._groups.values() for reply in group.decide()]
 
     def _wait(self, group: _Regrouping, peer: Peer, rank: int, request: dict[str, Any]) -> Replies:
-        replies = self._retry(group) if group.survivors else []  # it has not connected with the others
+        replies: Replies = []
+        if group.survivors:  # it has not connected with the others
+            number = group.number(rank)
+            error = PeerLost(f"rank {number} called shrink again before all had connected", rank=number)
+            replies = self._retry(group, error)
         group.lost.discard(rank)
         group.waiting[peer] = request["id"], time.monotonic() + float(request["timeout"])
         return replies
 
-    def _retry(self, group: _Regrouping) -> Replies:
-        replies = self.propose(connected_key(group.start), b"false")
+    def _retry(self, group: _Regrouping, error: PeerLost) -> Replies:
+        replies = self.propose(connected_key(group.start), encode_error(error).encode())
         group.retry()
         return replies
 

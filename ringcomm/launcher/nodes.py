@@ -10,12 +10,11 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import TypeVar
 
 from ringcomm.bootstrap.client import Client, find_endpoint
 from ringcomm.bootstrap.facts import all_gather_facts
@@ -34,7 +33,6 @@ from ringcomm.version import VERSION
 __all__ = ["MAX_NODES", "NodeOptions", "Nodes", "join_nodes"]
 
 log = logging.getLogger("ringcomm")
-T = TypeVar("T")
 
 MAX_NODES = 1024
 REPORT_TIMEOUT = 2.0  # seconds for node 0 to name the missing nodes after another node has timed out
@@ -64,10 +62,9 @@ class _Launchers(Start):
 
     noun = "node"
 
-    def __init__(self, options: NodeOptions) -> None:
+    def __init__(self, options: NodeOptions, membership: MemberStore) -> None:
         super().__init__(options.count)
-        self._elastic = options.elastic
-        self.membership = MemberStore()  # of the job, as its server replaces it
+        self._elastic, self._membership = options.elastic, membership
 
     def join(self, peer: Peer, hello: Frame) -> Replies:
         try:
@@ -91,7 +88,7 @@ class _Launchers(Start):
         if lost is None:
             return []
         text = f"the launcher of node {lost.rank} ({lost.process}) {how}"
-        if self._elastic and self.membership.connected:
+        if self._elastic and self._membership.connected:
             log.warning("%s; the others continue without it", text)
             return self.set(_ended_key(lost.rank), b"")
         self.fail(PeerLost(text))
@@ -105,10 +102,8 @@ def _serve(options: NodeOptions) -> Server:
     except ArgumentError as error:
         hint = "node 0 listens there, the others have --node-rank 1, 2, …, and --master-port is free"
         raise ArgumentError(f"{error}: {hint}") from None
-    launchers = _Launchers(options)
-    server = Server(gate, None, main=(NODES, launchers))
-    launchers.membership = server.membership
-    return server
+    membership = MemberStore()
+    return Server(gate, None, main=(NODES, _Launchers(options, membership)), membership=membership)
 
 
 class Nodes:
@@ -167,8 +162,9 @@ def join_nodes(options: NodeOptions, ranks: int) -> Iterator[Nodes]:
         if options.rank == 0:
             stack.enter_context(serving(_serve(options), min(options.timeout, LATE)))
         node_0 = find_endpoint(place, options.keepalive)
-        join = partial(Client, node_0, NODES, place, process=_host())
-        store = stack.enter_context(_patiently(join, options.timeout))
+        late = partial(_warn, options)
+        client = Client(node_0, NODES, place, options.timeout, process=_host(), late=late, late_after=WARN_AFTER)
+        store = stack.enter_context(client)
         try:
             try:
                 nodes = Nodes(store, options, _find_first_place(store, options, ranks))
@@ -185,8 +181,11 @@ def _find_first_place(store: Client, options: NodeOptions, ranks: int) -> Place:
     """Return the place of the first rank of this node, once all nodes have said how many ranks they have."""
     mine = {"host": _host(), "version": VERSION, "ranks": ranks, "elastic": options.elastic}
     mine["job"] = secrets.token_hex(16)  # that of node 0 counts
-    gather = partial(all_gather_facts, store, "node", options.rank, options.count, mine, member="node")
-    nodes = _patiently(gather, options.timeout + (REPORT_TIMEOUT if options.rank else 0.0))
+    timeout = options.timeout + (REPORT_TIMEOUT if options.rank else 0.0)
+    late = partial(_warn, options)
+    nodes = all_gather_facts(
+        store, "node", options.rank, options.count, mine, timeout, member="node", late=late, late_after=WARN_AFTER
+    )
     check_versions([node["version"] for node in nodes], "node")
     without = [number for number, node in enumerate(nodes) if not node["elastic"]]
     if 0 < len(without) < len(nodes):
@@ -202,16 +201,8 @@ def _find_first_place(store: Client, options: NodeOptions, ranks: int) -> Place:
     return Place(starts[options.rank], size, job, options.secret, hosts=True, store=options.address)
 
 
-def _patiently(attempt: Callable[[float], T], timeout: float) -> T:
-    """Return what an attempt of so many seconds returns; if it takes long, say what it waits for."""
-    begin, seconds = time.monotonic(), min(WARN_AFTER, timeout)
-    try:
-        return attempt(seconds)
-    except CollectiveTimeout as error:
-        if seconds == timeout or time.monotonic() < begin + seconds / 2:  # another error
-            raise
-        log.warning("%s; waiting up to %g s (--start-timeout)", error, timeout)
-    return attempt(timeout)
+def _warn(options: NodeOptions, late: CollectiveTimeout) -> None:
+    log.warning("%s; waiting up to %g s (--start-timeout)", late, options.timeout)
 
 
 def _ended_key(node: int) -> str:

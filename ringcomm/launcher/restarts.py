@@ -264,7 +264,7 @@ class Restarts:
             if not self._members[which].joined or self._ranks.rank_of(process) != rank:
                 rank = None
         if rank is not None:  # each survivor says so
-            what = "was stopped" if is_stopped(process) else "did not come to shrink"
+            what = "was stopped" if is_stopped(process) else "did not call shrink"
             self._end(rank, process, f"{what}, was left out by the others and ended")
 
     def _end(self, rank: int, process: int, reason: str) -> None:

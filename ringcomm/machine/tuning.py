@@ -6,6 +6,7 @@ of the kernels of each kind of GPU.
 import json
 import os
 import platform
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -132,10 +133,15 @@ def _named(path: Path) -> Iterator[None]:
 def _load(path: Path) -> Any:
     """Return the content of the file: an entry per machine; none if there is no file to be seen."""
     try:
-        path.stat()
+        regular = stat.S_ISREG(path.stat().st_mode)
     except OSError:  # missing, or in a folder of another user
         return {}
-    return json.loads(path.read_bytes())
+    if not regular:  # to read a pipe could take for ever
+        raise ValueError("it is no regular file")
+    try:
+        return json.loads(path.read_bytes())
+    except RecursionError:
+        raise ValueError("its content is nested too deeply") from None
 
 
 def _settings(entries: Any) -> dict[str, dict[str, Any]]:

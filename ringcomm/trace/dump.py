@@ -104,7 +104,7 @@ def _read(file: Path) -> tuple[str, list[Record]]:
         raise refuse("file", "a flight record, as RINGCOMM_DUMP makes", str(file)) from None
     found: dict[tuple[str, int], Record] = {}
     for line in lines:
-        with suppress(ValueError):  # half written, on a full disk
+        with suppress(ValueError, KeyError, TypeError):  # half written, on a full disk, or no record
             record = json.loads(line)
             key = _key(record)
             found[key] = record | {"state": "no answer at first"} if key in found else record

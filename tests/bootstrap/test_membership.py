@@ -148,19 +148,20 @@ def test_the_server_keeps_a_plan_until_the_next_call(place, registered):
 @pytest.mark.parametrize("first", [True, False])
 def test_the_first_to_confirm_decides_for_all(place, first):
     whole, broken = HashStore(), HashStore()
-    broken.abort(PeerLost("the reason"))
+    broken.abort(PeerLost("the reason", rank=7))
 
     def confirmed(member, job, complete):
         try:
             member.confirm(Place(0, 1, job), whole if complete else broken, 1)
-        except PeerLost:
-            return False
-        return True
+        except PeerLost as error:
+            return str(error), error.rank
+        return "connected"
 
+    expected = {True: "connected", False: ("the reason", 7)}
     with member_of(place(0)) as one, member_of(place(1)) as other:
-        assert confirmed(one, "job+1", first) is first
-        assert confirmed(other, "job+1", not first) is first
-        assert confirmed(other, "job+2", not first) is not first
+        assert confirmed(one, "job+1", first) == expected[first]
+        assert confirmed(other, "job+1", not first) == expected[first]
+        assert confirmed(other, "job+2", not first) == expected[not first]
 
 
 def test_a_joiner_that_none_can_take_in_ends_at_once(place):
@@ -215,6 +216,21 @@ def test_a_server_keeps_only_the_failure_of_the_last_starts_that_failed(monkeypa
         with pytest.raises(PeerLost, match=names[-1]):
             Client(find_endpoint(late), late.job, late, 20)
         assert [*serving._starts] == names[-2:-1]  # all ranks of the last one have heard of its failure
+
+
+def test_of_the_starts_that_failed_the_last_to_fail_is_kept(monkeypatch):
+    monkeypatch.setattr(server, "FAILED_STARTS", 1)
+    with store_server() as address, ExitStack() as stack:
+        first, second = places = [Place(0, 3, name, SECRET, store=address) for name in ("first", "second")]
+        stores = [stack.enter_context(Client(find_endpoint(each), each.job, each, 20)) for each in places]
+        for store, place in zip(reversed(stores), (second, first), strict=True):
+            store.abort(PeerLost(place.job))
+            with pytest.raises(PeerLost, match=place.job):
+                store.check()
+            store.close()
+        late = replace(first, rank=1)
+        with pytest.raises(PeerLost, match="first"):
+            Client(find_endpoint(late), late.job, late, 20)
 
 
 def test_a_watcher_that_reads_late_misses_no_change(place):

@@ -3,9 +3,10 @@
 import pytest
 
 from ringcomm import PeerLost
-from ringcomm.bootstrap.session import MemberStore, Refused, Start, connected_key
+from ringcomm.bootstrap.session import CONNECTED, MemberStore, Refused, Start, connected_key
 from ringcomm.bootstrap.shrink import Shrink
 from ringcomm.bootstrap.wire.framing import Frame, decode, failure_of
+from ringcomm.errors import decode_error, encode_error
 
 
 def message(kind, payload=b"", **fields):
@@ -144,9 +145,13 @@ class Survivors:
     def confirm(self, rank, connected, attempt=0):
         """Return whether the attempt has succeeded, after what this rank says of it."""
         key = connected_key(f"g.{attempt}")
-        self.session.take(rank, message("propose", str(connected).lower().encode(), key=key))
-        ((_, value),) = told(self.session.take(rank, ask(key))).values()
-        return value == b"true"
+        said = CONNECTED if connected else encode_error(PeerLost("the reason")).encode()
+        self.session.take(rank, message("propose", said, key=key))
+        return self.decision(rank, attempt) == CONNECTED
+
+    def decision(self, rank, attempt=0):
+        ((_, value),) = told(self.session.take(rank, ask(connected_key(f"g.{attempt}")))).values()
+        return value
 
 
 def agreed(left, lost=(), attempt=0):
@@ -176,6 +181,8 @@ def test_a_rank_that_fails_to_connect_has_all_agree_again(told_so):
     assert not (told_so and group.confirm(1, False))
     assert group.take(1, "shrink") == {}
     assert not group.confirm(0, True)
+    reason = "the reason" if told_so else "rank 1 called shrink again before all had connected"
+    assert str(decode_error(group.decision(0))) == reason
     assert group.take(0, "shrink") == dict.fromkeys((0, 1), agreed([0, 1], [2], 1))
     assert not group.confirm(1, True)  # of the attempt that has failed
     assert group.confirm(1, True, attempt=1)
@@ -189,7 +196,21 @@ def test_a_rank_that_is_lost_while_all_connect_ends_their_start():
     ((name, size, error),) = group.ended
     assert (name, size, error.rank, type(error)) == ("g.0", 2, 8, PeerLost)
     assert not group.confirm(0, True)
+    decided = decode_error(group.decision(0))
+    assert (str(decided), decided.rank) == ("rank 8 (process 1) exited during startup", 8)
     assert group.take(0, "shrink") == {0: agreed([0], [1, 2], 1)}
+
+
+def test_a_rank_that_is_lost_after_an_attempt_has_failed_is_not_waited_for():
+    group = Survivors()
+    for rank in range(3):
+        answers = group.take(rank, "shrink")
+    assert answers == dict.fromkeys(range(3), agreed([0, 1, 2]))
+    assert not group.confirm(0, False)
+    assert not group.confirm(1, True)
+    group.session.lose(2, "has ended")
+    assert group.take(0, "shrink") == {}
+    assert group.take(1, "shrink") == dict.fromkeys((0, 1), agreed([0, 1], [2], 1))
 
 
 def test_a_rank_that_is_lost_once_all_have_connected_has_gone_on_too():

@@ -10,7 +10,7 @@ from ringcomm.launcher.nodes import ALL_ENDED, NodeOptions, _Launchers
 @pytest.fixture
 def session():
     """Three launchers."""
-    session = _Launchers(NodeOptions(0, 3, "", "", 20.0, 15.0, elastic=True))
+    session = _Launchers(NodeOptions(0, 3, "", "", 20.0, 15.0, elastic=True), MemberStore())
     for node in range(3):
         session.join(node, Frame("join", {"rank": node, "size": 3, "process": f"host {node}"}, b""))
     return session
@@ -25,9 +25,8 @@ def test_the_nodes_have_ended_once_the_last_one_has(session):
 
 @pytest.mark.parametrize("connected", [False, True])
 def test_a_lost_launcher_ends_the_job_unless_its_ranks_have_connected(session, connected):
-    session.membership = MemberStore()
     if connected:
-        session.membership.propose("connected/job", b"true")
+        session._membership.propose("connected/job", b"true")
     session.lose(1, "has ended")
     assert session.has("ended/1") == connected
     assert str(session.failure) == ("None" if connected else "the launcher of node 1 (host 1) has ended")

@@ -75,7 +75,7 @@ def test_a_rank_that_was_left_out_is_ended_and_started_again(how, command, tmp_p
         out, err = job.communicate(timeout=60)
     assert job.returncode == 0, err
     assert sorted(out.splitlines()) == ["[0] 0 0", "[1] 1 1", "[2] 2 0"]
-    reason = "did not come to shrink" if how == "busy" else "was stopped"
+    reason = "did not call shrink" if how == "busy" else "was stopped"
     line = f"ringcomm run: rank 1 {reason}, was left out by the others and ended; restarted (1 of 1)"
     assert err.splitlines().count(line) == 1, err
     assert "[0] ringcomm WARNING: shrink left out rank 1" in err

@@ -66,6 +66,7 @@ def test_by_default_the_file_is_in_the_users_config_folder(monkeypatch, tmp_path
         ('{"one_shot_bytes": 4096}', "expected the \"settings\" of a machine under 'one_shot_bytes'"),
         ('{MACHINE: {"settings": {"one_shot_bytes": "many"}}}', "one_shot_bytes: expected an integer, got 'many'"),
         ('{MACHINE: {"settings": {"one_shot_bytes": Infinity}}}', "one_shot_bytes: expected an integer, got inf"),
+        ("[" * 100_000, "its content is nested too deeply"),
         ("\0", "Expecting value"),
         ('{MACHINE: {"settings": {"one_shot_bites": 1}}}', "unknown setting 'one_shot_bites'; did you mean 'one_shot_"),
     ],
@@ -76,6 +77,20 @@ def test_a_file_that_cannot_be_read_is_named_with_the_cure(file, content, reason
     with pytest.raises(
         ArgumentError, match=rf"tuning\.json cannot be read \(.*{reason}.*RINGCOMM_TUNING.*ringcomm tune"
     ):
+        Config()
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("kind", ["pipe", "folder", "/dev/zero"])
+def test_what_is_no_regular_file_is_not_read(file, monkeypatch, kind):
+    file.parent.mkdir()
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    else:
+        monkeypatch.setenv("RINGCOMM_TUNING", kind)
+    with pytest.raises(ArgumentError, match=r"(tuning\.json|/dev/zero) cannot be read \(it is no regular file\)"):
         Config()
 
 

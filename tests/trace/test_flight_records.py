@@ -224,6 +224,13 @@ def test_of_two_first_writers_the_second_adds_its_calls(tmp_path, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize("line", ["{}", "[]", "7", '{"group": "'])
+def test_a_line_that_is_no_record_is_skipped(tmp_path, line):
+    file = tmp_path / "x.flight"
+    file.write_text(f'{{"version": 2, "error": "the error"}}\n{line}')
+    assert describe(file) == "the error\n"
+
+
 def test_another_file_is_refused(tmp_path, capsys):
     (tmp_path / "file").write_text("{}")
     assert main(["trace", str(tmp_path / "file")]) != 0
