@@ -71,6 +71,7 @@ class Server(threading.Thread):
         secret: what a member must know, unless the gate has made sure of that
         main: the name of a session, and the session, which `close` waits for
         membership: the session of the members of the job, if `main` has to know of it
+        linger: seconds for which it waits, if LINGER is less, unless that session has failed
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Server(threading.Thread):
         secret: str | None = None,
         main: tuple[str, Start] | None = None,
         membership: MemberStore | None = None,
+        linger: float = 0.0,
     ) -> None:
         super().__init__(name="ringcomm store", daemon=True)
         self._secret = None if secret is None else os.fsencode(secret)
@@ -88,7 +90,7 @@ class Server(threading.Thread):
         self._main = main[1] if main else None
         self._starts: dict[str, Start] = dict([main] if main else [])
         self._joined: dict[MessageSocket, BaseSession] = {}
-        self._late = 0.0
+        self._linger, self._late = linger, 0.0
         self._peers = PeerServer(gate, self._receive, rank)
         self._woken, self._waker = socket.socketpair()
         self._peers.call_on(self._woken, self._note_closed)
@@ -97,7 +99,7 @@ class Server(threading.Thread):
             self.start()
 
     def close(self, late: float = 0.0) -> None:
-        """End once the members of the main session have left too, or after LINGER seconds.
+        """End once the members of the main session have left too, or after the time that it lingers.
 
         After a failure it goes on for `late` seconds to tell ranks that come late. The caller does not wait for that,
         but the process does, when it exits.
@@ -128,7 +130,7 @@ class Server(threading.Thread):
     def _end_at(self) -> float:
         main, seconds = self._main, 0.0
         if main and main.present and (main.complete or main.failure):
-            seconds = LINGER
+            seconds = LINGER if main.failure else max(LINGER, self._linger)
         if main and main.failure and not main.complete:
             seconds = max(seconds, self._late)
         return self._closed_at + seconds

@@ -2,15 +2,18 @@
 
 The store may hold what an earlier start has left: torch reuses the names of groups after destroy_process_group, and
 torchrun the whole store after a restart. At the address of such a start nothing listens any more, or nothing that knows
-its secret, and a process joins no start twice: a rank then looks again. Only this module of those below
-ringcomm.torch imports torch; who imports it is about to use such a store.
+its secret, and a process joins no start twice: a rank then looks again, after pauses that grow, so that the requests to
+the store of torch stay few. Only this module of those below ringcomm.torch imports torch; who imports it is about to
+use such a store.
 """
 
 import json
 import os
 import secrets
+import time
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -18,17 +21,17 @@ import torch.distributed as dist
 
 from ringcomm.bootstrap.client import Endpoint
 from ringcomm.bootstrap.facts import all_gather_facts
-from ringcomm.bootstrap.place import Place, host_id, master_address
+from ringcomm.bootstrap.place import UNIX, Place, host_id, is_between_hosts, master_address
 from ringcomm.bootstrap.processes import is_running, process_id
 from ringcomm.bootstrap.server import Server
 from ringcomm.bootstrap.session import Start
 from ringcomm.bootstrap.start_errors import lost_in_start
 from ringcomm.bootstrap.store import Store, serve_or_join
-from ringcomm.bootstrap.wire import tcp
+from ringcomm.bootstrap.wire import tcp, unix
 from ringcomm.bootstrap.wire.framing import MessageSocket
-from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
+from ringcomm.bootstrap.wire.peers import Gate
 from ringcomm.config import Config
-from ringcomm.errors import ArgumentError, PeerLost
+from ringcomm.errors import Aborted, ArgumentError, PeerLost, RingcommError, decode_error, encode_error
 
 __all__ = ["TorchStart", "start_through", "start_under_torchrun", "store_lost"]
 
@@ -38,8 +41,13 @@ TorchStore = Any
 KEY = "ringcomm"  # where the start is served, in the store of torch
 SESSION = "torch"
 REPORT_TIMEOUT = 1.0  # seconds for rank 0 to name the ranks that did not join
+EXIT = 1.0  # seconds for a process to end after it has closed its connections, on a loaded machine
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.5  # seconds between two attempts at the same address
+DIALLING = 0.5  # seconds for the first ones: the host there may be switched off, and a new address come meanwhile
 
-_joined: set[tuple[int, str]] = set()  # ranks of this process, and the secrets of their starts
+# Ranks of this process, and the secrets of their last starts, which they have left. The servers of older ones have
+# ended.
+_left: deque[tuple[int, str]] = deque(maxlen=1024)
 
 
 class TorchStart(NamedTuple):
@@ -68,11 +76,15 @@ def start_through(torch_store: TorchStore, rank: int, size: int, config: Config)
     try:
         with serve_or_join(start.serve, endpoint, Place(rank, size, SESSION), timeout) as store:
             mine = [host_id(), config.host_id]
-            hosts = all_gather_facts(store, "host", rank, size, mine, timeout + (REPORT_TIMEOUT if rank else 0.0))
+            timeout += REPORT_TIMEOUT if rank else 0.0
+            look = start.check if start.unreachable else None
+            hosts = all_gather_facts(store, "host", rank, size, mine, timeout, look)
             named = c10d.PrefixStore(start.secret, torch_store)
             yield TorchStart(rank, size, store, named, len({*map(tuple, hosts)}) > 1)
     except dist.DistNetworkError as error:
-        raise store_lost(error) from None
+        raise start.rank_0_lost() or store_lost(error) from None
+    finally:
+        _left.append((rank, start.secret))
 
 
 def store_lost(error: Exception) -> PeerLost:
@@ -85,46 +97,118 @@ class _Rendezvous:
     Attributes:
         server: where torch's store is served to several hosts; "" if it is not
         secret: of the start
+        unreachable: the error of ranks on other hosts, in rank 0, if they cannot reach it
     """
 
     def __init__(self, torch_store: TorchStore, rank: int, size: int, config: Config) -> None:
         self._store, self._rank, self._size, self._config = torch_store, rank, size, config
         self.server = _address_of(torch_store) or master_address()
         self.secret = "" if rank else secrets.token_hex(32)
+        self.unreachable: ArgumentError | None = None
+        self._found: dict[str, str] = {}  # what rank 0, or that of an earlier start, has published
+        self._pause = 0.0
         self._seen = ""  # a process that has published a start, and ran then
 
     def serve(self) -> Server:
         """Serve the start, in rank 0."""
-        gate = self._listen()
-        where = {"address": gate.address, "secret": self.secret, "host": host_id(), "process": process_id()}
-        self._store.set(KEY, json.dumps(where))
-        return Server(gate, 0, main=(SESSION, Start(self._size)))
+        try:
+            with ExitStack() as failed:
+                gate = self._listen()
+                failed.enter_context(gate.listener)  # so that who has connected already looks again
+                address = gate.address if isinstance(gate, tcp.TcpGate) else UNIX + unix.user_address(self.secret)
+                self._publish(address=address, elsewhere=self.unreachable)
+                server = Server(gate, 0, main=(SESSION, Start(self._size)), linger=self._config.start_limit)
+                failed.pop_all()
+            return server
+        except (RingcommError, OSError) as error:
+            told = error if isinstance(error, RingcommError) else Aborted(f"rank 0 aborted startup: {error!r}", rank=0)
+            self._publish(failure=told)
+            raise
 
     def connect(self, seconds: float) -> MessageSocket:
-        """Connect to rank 0; raise ConnectionError unless it serves a start that this rank has not joined yet."""
-        where = json.loads(self._store.get(KEY)) if self._store.check([KEY]) else None
-        if where is None or (self._rank, where["secret"]) in _joined:
+        """Connect to rank 0; raise ConnectionError unless it serves a start that this rank has not left yet."""
+        time.sleep(min(self._pause, seconds))
+        where = self._look()
+        if not where or (self._rank, where["secret"]) in _left:
             raise ConnectionError("it has not started")
+        self.secret = where["secret"]
+        self._check_rank_0(where)
+        if not is_between_hosts(where["address"]):
+            return unix.connect(where["address"].removeprefix(UNIX), seconds, MessageSocket)
+        try:
+            dialling = max(DIALLING, 10 * self._pause)
+            return tcp.connect(where["address"], self.secret.encode(), seconds, self._config.keepalive, dialling)
+        except ArgumentError:
+            raise ConnectionError(f"what listens at {where['address']} has another secret") from None
+
+    def check(self) -> None:
+        """Raise what a rank on another host has found, in rank 0."""
+        if self._store.check([self._failure_key]):
+            raise decode_error(self._store.get(self._failure_key))
+
+    def rank_0_lost(self) -> PeerLost | None:
+        """Return the error of rank 0's end, if its process is seen to end: it may have served the store of torch."""
+        deadline = time.monotonic() + EXIT
+        while self._seen and time.monotonic() < deadline:
+            if not is_running(self._seen):
+                return _lost(self._seen)
+            time.sleep(0.02)
+        return None
+
+    @property
+    def _failure_key(self) -> str:
+        return f"{KEY} {self.secret}"
+
+    def _publish(self, address: str = "", **errors: RingcommError | None) -> None:
+        """Publish where the start is served, or why not: to all, or to the ranks on other hosts."""
+        told = {name: encode_error(error) for name, error in errors.items() if error}
+        here = {"secret": self.secret, "host": host_id(), "process": process_id()}
+        self._store.set(KEY, json.dumps({"address": address, **here, **told}))
+
+    def _look(self) -> dict[str, str]:
+        """Return what is published now; set the pause before the next look."""
+        found = json.loads(self._store.get(KEY)) if self._found or self._store.check([KEY]) else {}
+        again = found and found == self._found
+        self._pause = min(2 * self._pause, LONGEST_PAUSE) if again else SHORTEST_PAUSE
+        self._found = found
+        return found
+
+    def _check_rank_0(self, where: dict[str, str]) -> None:
+        """Raise what rank 0 has published for this rank, or that its process has ended."""
+        if failure := where.get("failure"):
+            raise decode_error(failure)
         if where["host"] == host_id():
             if is_running(where["process"]):
                 self._seen = where["process"]
             elif where["process"] == self._seen:
-                raise lost_in_start(0, f"process {self._seen.split()[-2]}")
-        try:
-            found = tcp.connect(where["address"], where["secret"].encode(), seconds)
-        except ArgumentError:
-            raise ConnectionError(f"what listens at {where['address']} has another secret") from None
-        self.secret = where["secret"]
-        _joined.add((self._rank, self.secret))
-        return found
+                raise _lost(self._seen)
+        elif failure := where.get("elsewhere"):
+            self._store.set(self._failure_key, failure)
+            raise decode_error(failure)
 
-    def _listen(self) -> tcp.TcpGate:
-        """Listen at the address that is set, else where the store of torch is reached, else at any of this host."""
-        route = tcp.local_address(self.server) if self.server else ""
-        for host in filter(None, (self._config.host_address, route, os.uname().nodename)):
+    def _listen(self) -> Gate:
+        """Listen at the address that is set, else where the store of torch is reached, else at that of this host.
+
+        If no other host reaches it, listen at a Unix socket, whose peers show their user.
+        """
+        found = host = ""
+        for host in filter(None, (self._config.host_address, self._route(), os.uname().nodename)):
+            if found := tcp.loopback(host):
+                break
             with suppress(ArgumentError):  # of a setting the transport says so, on all ranks
-                return tcp.TcpGate(f"{host}:0", "the start", self.secret.encode(), KEEPALIVE)
-        return tcp.TcpGate("127.0.0.1:0", "the start", self.secret.encode(), KEEPALIVE)
+                return tcp.TcpGate(f"{host}:0", "the start", self.secret.encode(), self._config.keepalive)
+        self.unreachable = tcp.unreachable(0, host, found)
+        return unix.UnixGate(unix.user_address(self.secret), "the start")
+
+    def _route(self) -> str:
+        """Return the address from which this host reaches the store of torch; "" if that cannot be found."""
+        with suppress(OSError, OverflowError, ValueError):  # no such name, no route, no port
+            return tcp.local_address(self.server) if self.server else ""
+        return ""
+
+
+def _lost(process: str) -> PeerLost:
+    return lost_in_start(0, f"process {process.split()[-2]}")
 
 
 def _address_of(store: TorchStore) -> str:

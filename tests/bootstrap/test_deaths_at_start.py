@@ -6,7 +6,7 @@ import re
 import signal
 import time
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -99,7 +99,8 @@ def run_torch_rank(connection, where, rank, victim, moment):
 
     def look_and_report(process):
         found = is_running(process)
-        store.set(f"{rank} sees it", "")
+        with suppress(dist.DistNetworkError):  # it was that of rank 0
+            store.set(f"{rank} sees it", "")
         return found
 
     def join_and_report(*arguments):
@@ -178,10 +179,8 @@ def test_survivors_of_a_start_name_the_rank_that_died(moment, victim):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("where", "moment", "victim"),
-    [("store", "published", 0), ("store", "joined", 0), ("store", "joined", 1), ("port", "joined", 1)],
-)
+@pytest.mark.parametrize(("moment", "victim"), [("published", 0), ("joined", 0), ("joined", 1)])
+@pytest.mark.parametrize("where", ["store", "port"])
 def test_survivors_of_a_start_of_torch_name_the_rank_that_died(where, moment, victim, tmp_path):
     pytest.importorskip("torch")
     check_survivors(run_torch_rank, str(tmp_path / where), victim, moment)

@@ -26,7 +26,7 @@ from ringcomm.bootstrap.session import Start
 from ringcomm.bootstrap.store import HashStore, job_store, open_store, rank_0_server, shared_failure
 from ringcomm.bootstrap.wire import peers
 from ringcomm.bootstrap.wire.framing import HELLO_BYTES, LENGTH, MessageSocket, decode, encode
-from ringcomm.bootstrap.wire.unix import user_address
+from ringcomm.bootstrap.wire.unix import UnixGate, user_address
 from ringcomm.machine import descriptors
 
 SHORTAGE = MemoryShortage("no memory", rank=1, expected=2, got=1)
@@ -429,6 +429,21 @@ def test_rank_0_does_not_wait_forever_for_a_rank_that_stays(job, monkeypatch):
     rank_0 = join(job, 0, 2)
     with join(job, 1, 2):
         rank_0.thing.close()
+
+
+def test_rank_0_waits_as_long_as_it_is_told_unless_the_start_fails(job, monkeypatch):
+    monkeypatch.setattr(server, "LINGER", 0.01)
+    gate = UnixGate(user_address(job), "this test")
+    serving = server.Server(gate, 0, "", (job, Start(1)), linger=3600.0)
+    with (
+        closing(Client(find_endpoint(place := Place(0, 1, job)), job, place, 20)) as stays,
+        ThreadPoolExecutor() as pool,
+    ):
+        leaving = pool.submit(serving.close)
+        with pytest.raises(TimeoutError):
+            leaving.result(0.5)
+        stays.abort(SHORTAGE)
+        leaving.result(20)
 
 
 def test_long_values_arrive(stores):

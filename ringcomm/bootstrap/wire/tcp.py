@@ -22,20 +22,25 @@ from ringcomm.bootstrap.wire.keepalive import KEEPALIVE, PROBE_AGAIN, patience_w
 from ringcomm.bootstrap.wire.peers import Gate
 from ringcomm.errors import ArgumentError, refuse
 
-__all__ = ["TcpGate", "connect", "local_address", "loopback", "split_address"]
+__all__ = ["TcpGate", "connect", "local_address", "loopback", "split_address", "unreachable"]
 
 MAX_UNTRUSTED = 128  # peers that have not proved that they know the secret
 
 
-def connect(address: str, secret: bytes, seconds: float, keepalive: float = KEEPALIVE) -> MessageSocket:
+def connect(
+    address: str, secret: bytes, seconds: float, keepalive: float = KEEPALIVE, dialling: float = HANDSHAKE_TIMEOUT
+) -> MessageSocket:
     """Return a connection to the server at this address, whose send and recv then wait up to `seconds`.
+
+    `dialling`: the most seconds until that host answers, which a busy server does not delay.
 
     Raises ConnectionRefusedError if nothing listens there, another ConnectionError if no server answers as it should,
     ArgumentError if it has another secret.
     """
     seconds = min(seconds, HANDSHAKE_TIMEOUT)
     try:
-        connected = socket.create_connection(split_address(address), seconds)
+        connected = socket.create_connection(split_address(address), min(seconds, dialling))
+        connected.settimeout(seconds)
         if connected.getsockname() == connected.getpeername():  # TCP connects a free local port to itself
             connected.close()
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
@@ -89,6 +94,13 @@ def loopback(host: str) -> str:
     except (OSError, UnicodeError):  # who listens there will say so
         return ""
     return found if ip_address(found.partition("%")[0]).is_loopback else ""
+
+
+def unreachable(rank: int, address: str, found: str) -> ArgumentError:
+    """Return the error of a rank whose address no other host reaches; `found`: the one that it stands for, or ""."""
+    at = f"{found}, the address of {address!r}" if found else repr(address)
+    text = f"rank {rank}: the other hosts cannot reach this one at {at}"
+    return ArgumentError(f"{text}: set RINGCOMM_HOST_ADDRESS to one that they reach", rank=rank)
 
 
 class _UntrustedPeer(NamedTuple):

@@ -14,9 +14,9 @@ from ringcomm.bootstrap.place import Place, master_address
 from ringcomm.bootstrap.start_errors import rank_in_job
 from ringcomm.bootstrap.store import Store
 from ringcomm.bootstrap.wire.keepalive import patience_with, probe
-from ringcomm.bootstrap.wire.tcp import local_address, loopback
+from ringcomm.bootstrap.wire.tcp import local_address, loopback, unreachable
 from ringcomm.config import Config
-from ringcomm.errors import ArgumentError, RingcommError
+from ringcomm.errors import RingcommError
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports import shm
 from ringcomm.transports.contract import Transport
@@ -51,13 +51,11 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
     # That of the interface to the store, else the name of this host.
     server = store.server or master_address()
     address = config.host_address or (local_address(server) if server else os.uname().nodename)
-    unreachable = loopback(address) if job.machines > 1 else ""
-    handle, name = connect_ucx(rank, size, store, patient, "" if unreachable else address), "ucx"
+    found = loopback(address) if job.machines > 1 else ""
+    handle, name = connect_ucx(rank, size, store, patient, "" if found else address), "ucx"
     if handle is None:
-        if unreachable:
-            number = rank_in_job(store.members, rank)
-            text = f"rank {number}: the other hosts cannot reach this one at {unreachable}, the address of {address!r}"
-            raise ArgumentError(f"{text}: set RINGCOMM_HOST_ADDRESS to one that they reach", rank=number)
+        if found:
+            raise unreachable(rank_in_job(store.members, rank), address, found)
         sockets = connect_mesh(rank, size, store, address, ranks[0]["secret"].encode(), patient.start_limit)
         handle, name = _open_sockets(rank, size, sockets, config.keepalive), "sockets"
     # The survivors use the same link.

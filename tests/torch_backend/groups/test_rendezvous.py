@@ -1,0 +1,164 @@
+"""Where a start is served, as rank 0 puts it into a store of torch, and as the others find it there."""
+
+import json
+import socket
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed as dist
+
+import harness
+from harness.failures import raised
+from ringcomm.bootstrap import store as store_module
+from ringcomm.bootstrap import torch_store
+from ringcomm.bootstrap.place import UNIX
+from ringcomm.bootstrap.wire import tcp
+from ringcomm.bootstrap.wire.keepalive import patience_with
+from ringcomm.config import Config
+from ringcomm.errors import Aborted, ArgumentError, RingcommError
+
+CONFIG = Config(timeout=harness.OPERATION)
+
+
+def started(rank, size, store):
+    with torch_store.start_through(store, rank, size, CONFIG) as start:
+        return start.hosts
+
+
+def start(store, size=2, call=started):
+    """Return what each rank returns, a thread of this process."""
+    with ThreadPoolExecutor(size) as pool:
+        return [*pool.map(lambda rank: call(rank, size, store), range(size))]
+
+
+def test_ranks_that_cannot_reach_the_host_of_rank_0_say_so_at_once_on_all(monkeypatch):
+    here = threading.local()
+
+    def on_a_host_of_its_own(rank, *place):
+        here.id = str(rank)
+        return raised(ArgumentError, lambda: started(rank, *place))
+
+    monkeypatch.setattr(store_module, "LATE", 0.01)
+    monkeypatch.setattr(torch_store, "host_id", lambda: here.id)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    expected = "rank 0: the other hosts cannot reach this one at 127.0.0.1, the address of '127.0.0.1': set RINGCOMM_HO"
+    for error in start(dist.HashStore(), call=on_a_host_of_its_own):
+        assert expected in str(error)
+        assert error.rank == 0
+
+
+@pytest.mark.parametrize(("address", "port"), [("no such host", "1"), ("localhost", "none"), ("localhost", "-1")])
+def test_a_master_that_nothing_reaches_does_not_end_a_start_on_one_host(monkeypatch, address, port):
+    monkeypatch.setenv("MASTER_ADDR", address)
+    monkeypatch.setenv("MASTER_PORT", port)
+    assert start(dist.HashStore()) == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "told"),
+    [
+        (RingcommError("no thread"), RingcommError, "no thread"),
+        (OSError("no socket"), Aborted, r"rank 0 aborted startup: OSError('no socket')"),
+    ],
+)
+def test_all_are_told_why_rank_0_cannot_serve(monkeypatch, failure, kind, told):
+    def fail(*_, **__):
+        raise failure
+
+    monkeypatch.setattr(torch_store, "Server", fail)
+    mine, its = start(dist.HashStore(), call=lambda *place: raised((RingcommError, OSError), lambda: started(*place)))
+    assert mine is failure
+    assert type(its) is kind
+    assert str(its) == told
+
+
+def test_a_rank_whose_connection_ends_before_it_has_joined_tries_again(monkeypatch):
+    connect, connections = torch_store._Rendezvous.connect, []
+
+    def connect_and_break_the_first(*args):
+        connections.append(connect(*args))
+        if len(connections) == 1:
+            connections[0].shutdown(socket.SHUT_RDWR)
+        return connections[-1]
+
+    monkeypatch.setattr(torch_store._Rendezvous, "connect", connect_and_break_the_first)
+    assert start(dist.HashStore()) == [False, False]
+    assert len(connections) == 3
+
+
+def test_rank_0_listens_at_a_unix_socket_where_only_its_host_reaches_it(monkeypatch):
+    def address():
+        store = dist.HashStore()
+        start(store)
+        return json.loads(store.get(torch_store.KEY))["address"]
+
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    assert address().startswith(UNIX)
+    monkeypatch.setattr(tcp, "loopback", lambda _: "")
+    assert address().startswith("127.0.0.1:")
+
+
+def test_both_ends_watch_a_connection_for_as_long_as_the_setting_says(monkeypatch):
+    def patience(connected):
+        return connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+    monkeypatch.setattr(tcp, "loopback", lambda _: "")
+    config, store = Config(keepalive=77.0, host_address="127.0.0.1"), dist.HashStore()
+    server = torch_store._Rendezvous(store, 0, 2, config).serve()
+    with torch_store._Rendezvous(store, 1, 2, config).connect(harness.OPERATION) as peer:
+        assert patience(peer) == int(1000 * patience_with(77.0).resending)
+        assert server._peers._gate._keepalive == 77.0
+    server.close()
+
+
+class CountingStore(dist.Store):
+    """A store of torch that counts the values it takes and gives; `check` is called as often as time passes."""
+
+    def __init__(self, values=()):
+        super().__init__()
+        self._store, self.requests = dist.HashStore(), Counter()
+        self.check = self._store.check
+        for key, value in values:
+            self._store.set(key, value)
+
+    def set(self, key, value):
+        self.requests["set"] += 1
+        self._store.set(key, value)
+
+    def get(self, key):
+        self.requests["get"] += 1
+        return self._store.get(key)
+
+
+def test_each_rank_asks_a_store_of_torch_once():
+    size, store = 9, CountingStore()
+    assert start(store, size) == [False] * size
+    assert store.requests == {"set": 1, "get": size}
+
+
+def test_a_rank_that_has_found_an_old_start_looks_seldom_and_attempts_are_short_at_first(monkeypatch):
+    slept, dialling = [], []
+
+    def refuse(_, seconds):
+        dialling.append(seconds)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(torch_store, "time", SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    old = {"address": "switched off:1", "secret": "old", "host": "another", "process": ""}
+    store = CountingStore([(torch_store.KEY, json.dumps(old))])
+    rank = torch_store._Rendezvous(store, 1, 2, CONFIG)
+    for _ in range(20):
+        raised(ConnectionRefusedError, lambda: rank.connect(100.0))
+    assert store.requests == {"get": 20}
+    assert slept[-5:] == 5 * [torch_store.LONGEST_PAUSE]
+    assert dialling[:5] == 5 * [torch_store.DIALLING]
+    assert dialling[-1] == 10 * torch_store.LONGEST_PAUSE
+    store.set(torch_store.KEY, json.dumps(old | {"secret": "new"}))
+    for _ in range(2):
+        raised(ConnectionRefusedError, lambda: rank.connect(100.0))
+    assert slept[-1] == torch_store.SHORTEST_PAUSE
+    assert dialling[-1] == torch_store.DIALLING
