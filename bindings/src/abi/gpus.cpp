@@ -102,11 +102,12 @@ void rc_gpus_free(rc_gpus* gpus) {
     if (gpus && !gpus->host->forked()) delete gpus;
 }
 
-int rc_gpus_plan(rc_gpus* gpus, int collective, const rc_call* arguments, rc_cuda_plan* plan, int* loaded) {
+int rc_gpus_plan(rc_gpus* gpus, int collective, const rc_call* arguments, int kernel, rc_cuda_plan* plan, int* loaded) {
     return enter(gpus, [&](PeerGroup& host) {
         check_pointer("plan", plan);
         check_pointer("loaded", loaded);
-        const LaunchPlan made = gpus->group.plan(checked(host, collective, arguments, 0), host.size);
+        check_range("kernel", kernel, -1, cuda::KERNELS - 1);
+        const LaunchPlan made = gpus->group.plan(checked(host, collective, arguments, 0), host.size, kernel);
         *plan = exported(made);
         *loaded = gpus->group.is_loaded(made);
     });

@@ -47,7 +47,9 @@ void GpuGroup::set_buffers(std::vector<rc_gpu_buffer> buffers) {
 
 uint64_t GpuGroup::call(PeerGroup& host, const CallRecord& call, CUstream stream, rc_gpus_mode mode,
                         const cuda::RmsNorm& norm) {
-    const LaunchPlan plan = this->plan(call, host.size, norm);
+    LaunchPlan plan = this->plan(call, host.size, norm.output ? int{cuda::ONE_SHOT} : -1);
+    if (norm.output)  // a block has whole rows
+        plan.blocks = int(std::clamp<uint64_t>(call.count / norm.width, 1, shape().channels));
     if (!is_loaded(plan)) throw Failure(RC_UNPREPARED, "the kernel of this call is not loaded");
     if (failed()) throw Failure(RC_UNPREPARED, "the failure of a kernel has not been handled");
     if (mode == RC_GPUS_FAST && (!fast_allowed_.load(std::memory_order_relaxed) || host.trace())) {
@@ -67,13 +69,6 @@ uint64_t GpuGroup::call(PeerGroup& host, const CallRecord& call, CUstream stream
     }
     if (mode == RC_GPUS_FAST) throw Failure(RC_UNPREPARED, "the call is captured");  // who calls keeps the stream alive
     return capture_launch(host, call, plan, stream, capture, mode == RC_GPUS_ASYNC);
-}
-
-LaunchPlan GpuGroup::plan(const CallRecord& call, int size, const cuda::RmsNorm& norm) const {
-    if (!norm.output) return plan_launch(call, size, shape(), limits_);
-    LaunchPlan plan = plan_launch(call, size, shape(), limits_, cuda::ONE_SHOT);
-    plan.blocks = int(std::clamp<uint64_t>(call.count / norm.width, 1, shape().channels));
-    return plan;
 }
 
 uint64_t GpuGroup::launch(PeerGroup& host, const CallRecord& call, const LaunchPlan& plan, CUstream stream,

@@ -40,7 +40,9 @@ public:
     GpuGroup(const GpuGroup&) = delete;
 
     const cuda::Shape& shape() const { return args_.arena.layout.shape; }
-    LaunchPlan plan(const CallRecord& call, int size, const cuda::RmsNorm& norm = {}) const;
+    LaunchPlan plan(const CallRecord& call, int size, int kernel = -1) const {
+        return plan_launch(call, size, shape(), limits_, kernel);
+    }
     CUstream own_stream() const { return streams_->own(); }
 
     // A kernel that Python has compiled and loaded.

@@ -32,7 +32,7 @@ PROBE = 10.0  # seconds in which GPUs that access each other's memory answer
 BARRIER = COLLECTIVES["barrier"].code
 ONE_SHOT = KERNELS["one_shot"]
 PACK = 16  # bytes
-FUSED = 4  # stages of all channels that an RmsNorm takes with an all_reduce, at most; not measured
+FUSED_STAGES = 4  # of all channels, for an all_reduce with its RmsNorm at most: an estimate
 
 
 class Unreachable(RingcommError):
@@ -176,21 +176,18 @@ class CudaGroup:
 
     def can_normalize(self, call: CollectiveCall, width: int) -> bool:
         """Return whether one launch does an all_reduce of rows of this width and its RmsNorm; the same on all ranks."""
-        shape, item = self.device.shape, lib.rc_dtype_bytes(call.dtype)
-        few = self._host.size * call.count * item <= FUSED * shape.channels * shape.stage_bytes
+        shape, item = self._arena.shape, lib.rc_dtype_bytes(call.dtype)
+        few = self._host.size * call.count * item <= FUSED_STAGES * shape.channels * shape.stage_bytes
         return few and call.count > 0 and width * item <= shape.stage_bytes and width * item % PACK == 0
 
     def _load(self, code: int, arguments: list[CollectiveCall], pointer: Any = NULL, kernel: int = -1) -> None:
-        """Compile and load the kernel of a call, unless it is loaded; `kernel`: see rc_cuda_plan_of.
+        """Compile and load the kernel of a call, unless it is loaded; `kernel`: see rc_gpus_plan.
 
         A load may wait for the kernels that this process has launched before. Each of them ends as soon as all ranks
         have launched it; so if all ranks make their calls in one order, as they must, some load can always go on.
         """
         plan, loaded, capturing = ffi.new("rc_cuda_plan *"), ffi.new("int *"), ffi.new("int *")
-        if kernel < 0:
-            check(lib.rc_gpus_plan(self.handle, code, arguments, plan, loaded))
-        else:
-            check(lib.rc_cuda_plan_of(self._arena.shape, code, arguments, kernel, plan))
+        check(lib.rc_gpus_plan(self.handle, code, arguments, kernel, plan, loaded))
         if loaded[0]:
             return
         if pointer:

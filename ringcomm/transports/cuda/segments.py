@@ -36,12 +36,13 @@ Key = tuple[int, int]  # of a buffer: its size, and how many of this size there 
 
 
 class BufferRow(NamedTuple):
-    """A symmetric buffer, as the core finds arrays in it (rc_gpu_buffer)."""
+    """A symmetric buffer, as the core finds arrays in it: the fields of rc_gpu_buffer, in their order."""
 
     begin: int
     size: int
     bases: int
     number: int
+    multicast: int = 0
     addresses: Any = NULL  # on all ranks; NULL: these have not mapped it together
 
 
