@@ -224,7 +224,8 @@ class CudaGroup:
     def share_segments(self, addresses: Iterable[int]) -> None:
         """Make the segments in which these addresses are symmetric, as soon as all ranks have shared theirs."""
         self.check()
-        self._buffers.segments.share(addresses)
+        with self._watch.exchanging:
+            self._buffers.segments.share(addresses)
 
     def close(self) -> bool:
         """End the launches in flight, and free the arena when no peer has it open. Return False in a signal handler
