@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from ringcomm.devices.contract import CudaStream
+from ringcomm.devices.contract import CudaStream, Shape
 from ringcomm.devices.device import Device
 from ringcomm.devices.limits import Limits
 from ringcomm.errors import Aborted, ArgumentError, MemoryShortage, MismatchError, RingcommError, refuse
@@ -72,10 +72,12 @@ class CudaGroup:
         assert channel is not None
         self._channel = channel  # for this class only
         try:
-            found = channel.run_on_all("all_gather", lambda: (device.uuid, device.limits(host.size)))
-            gpus, (limits, *_) = [gpu for gpu, _ in found], [limits for _, limits in found]  # those of rank 0
-            sharing = max(map(gpus.count, gpus))
-            exported = channel.run_on_all("all_gather", lambda: self._allocate(sharing, limits))
+            found = channel.run_on_all(
+                "all_gather", lambda: (device.uuid, device.gpu.multiprocessors, device.limits(host.size))
+            )
+            gpus, multiprocessors, (limits, *_) = zip(*found, strict=True)  # all ranks use the limits of rank 0
+            shape = device.shape_for(max(map(gpus.count, gpus)), min(multiprocessors))
+            exported = channel.run_on_all("all_gather", lambda: self._allocate(shape, limits))
             for step in (lambda: self._open([handle for _, handle in exported]), self._probe):
                 for rank, reason in enumerate(channel.run_on_all("all_gather", step)):
                     if reason:
@@ -85,8 +87,8 @@ class CudaGroup:
             channel.close()
             raise
 
-    def _allocate(self, sharing: int, limits: Limits) -> tuple[str, str]:
-        self._arena = Arena(self.device, self._host.rank, self._host.size, self.device.shape_for(sharing))
+    def _allocate(self, shape: Shape, limits: Limits) -> tuple[str, str]:
+        self._arena = Arena(self.device, self._host.rank, self._host.size, shape)
         self.handle = self._arena.open_group(self._host.handle, limits)
         self._own_stream = OwnStream(int(ffi.cast("uintptr_t", lib.rc_gpus_stream(self.handle))))
         self._watch = Watch(self._host, self._channel, self.device, self._arena, self.handle)

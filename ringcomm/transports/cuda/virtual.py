@@ -27,7 +27,7 @@ class VirtualRanks:
             raise refuse("virtual ranks", f"at most {lib.RC_VIRTUAL_RANKS}", size)
         self.device, self.size, self._timeout = device, size, timeout
         self._limits = device.limits(size)
-        shape = shape or device.shape_for(size)
+        shape = shape or device.shape_for(size, device.gpu.multiprocessors)
         self._arenas = [Arena(device, rank, size, shape) for rank in range(size)]
         for arena in self._arenas:
             arena.join([each.memory for each in self._arenas])
