@@ -76,7 +76,7 @@ uint64_t GpuGroup::launch(PeerGroup& host, const CallRecord& call, const LaunchP
     await_last(host, stream);
     const uint64_t last = launched_.load(), number = last + 1;
     fill(host, call, plan, number);
-    remember(infos_[number % std::size(infos_)], {number, signature_of(call, host.size), call.timeout});
+    remember(infos_[number % std::size(infos_)], {number, signature_of(call, host.size), call.timeout, args_.norm});
     try {
         const CUstream on = streams_->begin(stream, async, ended(last));
         start(plan, on);
@@ -109,7 +109,7 @@ uint64_t GpuGroup::capture_launch(PeerGroup& host, const CallRecord& call, const
     const uint64_t number = CAPTURED | ++captures_;
     fill(host, call, plan, number);
     remember(captured_infos_[number % std::size(captured_infos_)],
-             {number, signature_of(call, host.size), call.timeout});
+             {number, signature_of(call, host.size), call.timeout, args_.norm});
     start(plan, streams_->begin_captured(stream, capture));
     streams_->end_captured(number, stream, async);
     replays_.store(true);

@@ -32,6 +32,8 @@ struct LaunchInfo {
     Signature signature;
     double timeout;
 };
+    cuda::RmsNorm norm{};
+    bool by_copy_engines = false;
 
 class GpuGroup {
 public:
@@ -97,7 +99,7 @@ private:
     CopySource copy_source(const PeerGroup& host, const CallRecord& call, const LaunchPlan& plan) const;
     uint64_t copy(PeerGroup& host, const CallRecord& call, const CopySource& source, CUstream stream, bool async);
     void copy_blocks(int rank, int size, const CallRecord& call, const CopySource& source, CUstream stream);
-    void meet(const CallRecord& call, uint64_t agreed, uint64_t number, CUstream stream);
+    void launch_barrier(PeerGroup& host, double timeout, uint64_t agreed, uint64_t number, CUstream stream);
     void await_last(PeerGroup& host, CUstream stream);
     [[noreturn]] void launch_failed(PeerGroup& host, const CallRecord& call, const Failure& failure);
     void start(const LaunchPlan& plan, CUstream stream);
