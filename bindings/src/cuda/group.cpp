@@ -35,13 +35,14 @@ void GpuGroup::load(int kernel, int dtype, int op, void* function) {
 }
 
 void GpuGroup::set_buffers(std::vector<rc_gpu_buffer> buffers) {
-    const std::lock_guard lock(launching_);
-    addresses_.clear();
+    std::vector<std::vector<uint64_t>> addresses;
     for (rc_gpu_buffer& buffer : buffers) {
         if (!buffer.addresses) continue;
-        addresses_.emplace_back(buffer.addresses, buffer.addresses + shape().ranks);
-        buffer.addresses = addresses_.back().data();
+        addresses.emplace_back(buffer.addresses, buffer.addresses + shape().ranks);
+        buffer.addresses = addresses.back().data();
     }
+    const std::lock_guard lock(launching_);
+    addresses_ = std::move(addresses);
     buffers_ = std::move(buffers);
 }
 
