@@ -40,6 +40,7 @@ def calls(comm):
         x[:] = inputs[comm.rank]
         assert_same(comm.all_reduce(x), expected)  # on symmetric memory
         assert not np.array_equal(ring, expected)
+        assert comm._transport.name == "shm+cuda_vmm"
         segments.open_segments(emulated.device)
         address = int(ffi.cast("uintptr_t", lib.rc_segment_allocate(PAGE, 0)))
         comm._transport.share_segments(emulated.device, [address])
@@ -107,7 +108,6 @@ def test_memory_lives_as_long_as_it_is_open():
     harness.run(kept, 1)
 
 
-def guessed(_):
 def freed(_):
     with by_descriptor():
         memory = emulated.device.allocate(PAGE, "memory")
@@ -181,6 +181,7 @@ def test_a_server_that_cannot_be_trusted_is_an_oserror():
         descriptors.open_exported(emulated.device.gpu._names, "server:00:1")
 
 
+def guessed(_):
     with by_descriptor():
         memory = emulated.device.allocate(1, "memory")
         server, name, size = emulated.device.export(memory).split()[3].split(":")
