@@ -1,4 +1,5 @@
-// GpuGroup: one rank's end of a group of GPUs that access each other's memory. A call is one launch.
+// GpuGroup: one rank's end of a group of GPUs that access each other's memory. A call is one launch; by copy engines it
+// is two, with copies between them.
 //
 // Its memory is allocated and opened in Python (ringcomm/transports/cuda/group.py), which also compiles the kernels and
 // handles failures. From an array to its launch nothing runs there.
@@ -31,9 +32,9 @@ struct LaunchInfo {
     uint64_t number;
     Signature signature;
     double timeout;
-};
     cuda::RmsNorm norm{};
     bool by_copy_engines = false;
+};
 
 class GpuGroup {
 public:

@@ -1,8 +1,8 @@
 """A group of GPUs that access each other's memory: an arena on each, and the launches.
 
-A call is one kernel launch on the caller's stream, by the core (bindings/src/cuda/). The kernels of all ranks start,
-wait and fail by themselves (kernels/cuda/call.cuh). Here the GPUs connect, and kernels are compiled; watch.py handles
-failures.
+The core launches the kernel of a call (bindings/src/cuda/), on the caller's stream or, with async_op, on the group's
+own. The kernels of all ranks start, wait and fail by themselves (kernels/cuda/call.cuh). Here the GPUs connect, and
+kernels are compiled; watch.py handles failures.
 """
 
 import os
@@ -40,7 +40,7 @@ class Unreachable(RingcommError):
 
 
 class RmsNorm(NamedTuple):
-    """What follows an all_reduce in the same launch (rc_rms_norm): addresses on the device, multiples of 16."""
+    """RMSNorm after an all_reduce, in the same launch (rc_rms_norm): addresses on the device, multiples of 16."""
 
     residual: Any
     weight: Any

@@ -88,7 +88,7 @@ class VirtualCall:
         ranks.device.kernel(self._variant)  # loads it
 
     def launch(self, stream: Any) -> None:
-        """Queue the call. The caller keeps it and its arrays until the stream has come so far."""
+        """Queue the call. The caller keeps it and its arrays until the stream has done it."""
         self._ranks.device.launch_virtual(self._variant, self._args, self._ranks.size, self.blocks, stream)
 
 
