@@ -55,7 +55,7 @@ def shapes(arrays: DeviceArrays, size: int, copy: float) -> Iterator[tuple[str, 
     device = arrays.device
     usual = device.threads
     for ranks in RANKS:
-        for change, shape, threads in changes(device.shape_for(ranks), usual):
+        for change, shape, threads in changes(device.shape_for(ranks, device.gpu.multiprocessors), usual):
             device.threads = threads
             try:
                 case = VirtualCase("all_reduce", ranks, size // 4, kernel="ring_all_reduce")

@@ -16,7 +16,6 @@ __all__ = [
     "Config",
     "cache_folder",
     "dump_folder",
-    "has_expandable_segments",
     "is_torch_default",
     "job_secret",
     "trace_folder",
@@ -113,12 +112,6 @@ def tuning_file() -> Path | None:
     except RuntimeError:  # this user has no home
         return None
     return Path(folder, "ringcomm", "tuning.json")
-
-
-def has_expandable_segments() -> bool:
-    """Return whether torch is told to allocate segments of a GPU that grow."""
-    variables = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
-    return any("expandable_segments:true" in os.environ.get(name, "").lower() for name in variables)
 
 
 def trace_folder() -> str:

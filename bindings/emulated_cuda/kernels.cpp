@@ -19,7 +19,7 @@ struct Functions {
     void (*open)(const Args&, const Pack&, void* wide, bool input);
     void (*combine)(const Args&, void* acc, const void* wide);
     Pack (*close)(const Args&, const void* wide, bool output);
-    double (*squares)(const Args&, const Pack&);
+    double (*squares)(const Args&, const Pack&);  // this one and the next: nullptr unless Math::normalizes
     Pack (*scaled)(const Args&, const Pack&, float scale, const Pack& weight);
 };
 
@@ -37,16 +37,24 @@ constexpr Functions functions_of{
         const auto& acc = *static_cast<const typename Math::Wide*>(wide);
         return output ? Math(args).output(acc) : Math(args).narrow(acc);
     },
-    [](const Args& args, const Pack& pack) { return Math(args).squares(pack); },
-    [](const Args& args, const Pack& pack, float scale, const Pack& weight) {
-        return Math(args).scaled(pack, scale, weight);
-    },
+    nullptr,  // cell() adds these
+    nullptr,
 };
 
 template <int dtype, int op>
 constexpr Functions cell() {
     using Type = typename TypeOf<dtype>::type;
-    if constexpr (legal(Type::kind, op)) return functions_of<Arithmetic<Type, op>>;
+    if constexpr (legal(Type::kind, op)) {
+        using Math = Arithmetic<Type, op>;
+        Functions functions = functions_of<Math>;
+        if constexpr (Math::normalizes) {
+            functions.squares = [](const Args& args, const Pack& pack) { return Math(args).squares(pack); };
+            functions.scaled = [](const Args& args, const Pack& pack, float scale, const Pack& weight) {
+                return Math(args).scaled(pack, scale, weight);
+            };
+        }
+        return functions;
+    }
     return {};
 }
 
@@ -69,7 +77,7 @@ public:
         byte memory[PACK * sizeof(float)];  // 16 float8 as float32, the largest accumulator
     };
     static constexpr int tile = 2;
-    static constexpr bool multimem = true;
+    static constexpr bool multimem = true, normalizes = true;
     const uint64_t item;
 
     explicit DispatchedMath(const Args& args) : item(of(args).item), args_(args), functions_(of(args)) {}

@@ -79,9 +79,13 @@ RC_EXPORT CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 RC_EXPORT CUresult cuCtxSynchronize() {
     return entered(CONTEXT, [&] {
         if (const CUresult unsafe = check_unsafe_call()) return unsafe;
-        for (const CUstream own : {STREAM_LEGACY, STREAM_PER_THREAD}) find_stream(own)->synchronize();
-        for (const auto& stream : streams().all())
-            if (!stream->capturing) stream->synchronize();
+        auto all = streams().all();
+        for (const CUstream own : {STREAM_LEGACY, STREAM_PER_THREAD}) all.push_back(find_stream(own));
+        CUresult refused = CUDA_SUCCESS;
+        for (const auto& stream : all)
+            if (stream->capturing) refused = refuse_capturing(*stream);
+        if (refused) return refused;
+        for (const auto& stream : all) stream->synchronize();
         return settings.failed.load();
     });
 }

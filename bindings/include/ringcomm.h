@@ -440,7 +440,7 @@ int rc_set_recorder(rc_comm* comm, int (*record)(void* recorder, int collective,
 /* Compares a call on arrays of GPUs, whose data takes another way; moves nothing. */
 int rc_agree_on_gpus(rc_comm* comm, int collective, const rc_call* call, double timeout);
 
-/* The plan of a call whose arguments have been checked. */
+/* The plan of a call whose arguments have been checked; `kernel` -1: that for its size. */
 int rc_cuda_plan_of(const rc_cuda_shape* shape, const rc_cuda_limits* limits, int collective, const rc_call* call,
                     int kernel, rc_cuda_plan* plan);
 
@@ -467,8 +467,8 @@ int rc_gpus_end_calls(rc_gpus* gpus, int* captured, int* raised);
 /* Ends rc_gpus_watch. Once it has returned, and the launches have ended: rc_gpus_free. */
 int rc_gpus_stop(rc_gpus* gpus);
 void rc_gpus_free(rc_gpus* gpus);
-/* The plan of a call, and whether its kernel is loaded. */
-int rc_gpus_plan(rc_gpus* gpus, int collective, const rc_call* call, rc_cuda_plan* plan, int* loaded);
+/* The plan of a call, and whether its kernel is loaded. `kernel`: as in rc_cuda_plan_of. */
+int rc_gpus_plan(rc_gpus* gpus, int collective, const rc_call* call, int kernel, rc_cuda_plan* plan, int* loaded);
 /* The kernel of a plan, as a CUfunction. */
 int rc_gpus_load(rc_gpus* gpus, const rc_cuda_plan* plan, void* function);
 typedef struct {
@@ -505,8 +505,7 @@ enum rc_gpus_mode {
 int rc_gpus_call(rc_gpus* gpus, int collective, const rc_call* call, void* stream, double timeout, int mode,
                  uint64_t* number);
 /* The same for an all_reduce whose result is added to a residual and normalized by rows: kernels/cuda/rms_norm.cuh.
- * Rows are at most rc_cuda_shape.stage_bytes, a multiple of 16, as all addresses are; its kernel is that of
- * rc_cuda_plan_of for one_shot. */
+ * Rows are at most rc_cuda_shape.stage_bytes, a multiple of 16, as all addresses are; its kernel is one_shot. */
 typedef struct {
     const void* residual;
     const void* weight;

@@ -51,7 +51,7 @@ struct Location {
     RC_DEVICE byte* at(int rank) const { return bases[rank] + offset; }
 };
 
-// What an all_reduce is followed by (rms_norm.cuh). Device memory; `output` null: by nothing.
+// RMSNorm after an all_reduce, in the same launch (rms_norm.cuh). Device memory; `output` null: none.
 struct RmsNorm {
     const byte* residual;
     const byte* weight;
@@ -214,6 +214,7 @@ struct Call {
     // ---- Waits, by single threads; block_all then makes their result that of the block.
 
     // Each acquiring load empties the L1 cache of the multiprocessor: so those that poll are relaxed, but for the last.
+    // That one is ready too: a peer writes the flag of a later call or step only once this rank has gone on.
     template <class Ready>
     RC_DEVICE bool wait(const uint64_t* flag, Reason reason, int peer, uint64_t expected, Ready ready) const {
         uint64_t got;

@@ -63,8 +63,9 @@ RC_DEVICE bool reduce_lines(const Call& call, const Math& math, const byte* inpu
         typename Math::Wide acc;
         RC_NO_UNROLL for (int first = 0; first < call.n; first += GROUP) {
             PackLines got[GROUP];
-            RC_UNROLL for (int g = 0; g < GROUP; ++g) if (first + g < call.n && first + g != call.me) got[g].load(
-                lines(first + g));
+            RC_UNROLL for (int g = 0; g < GROUP; ++g) {
+                if (first + g < call.n && first + g != call.me) got[g].load(lines(first + g));
+            }
             RC_UNROLL for (int g = 0; g < GROUP; ++g) {
                 const int p = first + g;
                 if (p >= call.n) break;

@@ -45,8 +45,12 @@ RC_NOINLINE void move_packs(const Ctx ctx, const From from, const To to, uint64_
     const uint64_t stride = ctx.threads * PACK;
     RC_NO_UNROLL for (uint64_t at = ctx.thread * PACK; at < bytes; at += tile * stride) {
         Pack packs[tile];
-        RC_UNROLL for (int t = 0; t < tile; ++t) if (at + t * stride < bytes) packs[t] = from.load(at + t * stride);
-        RC_UNROLL for (int t = 0; t < tile; ++t) if (at + t * stride < bytes) to.store(at + t * stride, packs[t]);
+        RC_UNROLL for (int t = 0; t < tile; ++t) {
+            if (at + t * stride < bytes) packs[t] = from.load(at + t * stride);
+        }
+        RC_UNROLL for (int t = 0; t < tile; ++t) {
+            if (at + t * stride < bytes) to.store(at + t * stride, packs[t]);
+        }
     }
 }
 

@@ -13,7 +13,7 @@
 namespace ringcomm::cuda {
 
 // `part(p)`: the range of the input that rank p reduces; of all of them this channel moves `mine`, at most `chunk`
-// bytes at once. `agreed`: what all ranks must agree on. `finish(range)`: what follows where a range has been reduced.
+// bytes at once. `agreed`: what all ranks must agree on. `finish(range)` is called where a range has been reduced.
 template <class Math, class Part, class Finish>
 RC_DEVICE void one_shot(Call& call, const Math& math, uint64_t agreed, Range mine, uint64_t chunk, Part part,
                         Finish finish) {
@@ -58,7 +58,8 @@ RC_DEVICE void one_shot_rms_norm(Call& call, const Math& math) {
 
 template <class Math>
 RC_DEVICE void one_shot_all_reduce(Call& call, const Math& math) {
-    if (call.args.norm.output) return one_shot_rms_norm(call, math);
+    if constexpr (Math::normalizes)
+        if (call.args.norm.output) return one_shot_rms_norm(call, math);
     const Range all{0, call.args.count * math.item};
     one_shot(call, math, call.args.count, all.bytes(), [&](int) { return all; });
 }

@@ -79,6 +79,9 @@ struct Arithmetic {
     };
     static constexpr MultimemSum switch_sum = multimem_sum_of<Type>;
     static constexpr bool multimem = HAS_MULTIMEM && op == SUM && switch_sum != NO_MULTIMEM_SUM;
+    // Whether RMSNorm may follow in the same launch (rms_norm.cuh): a sum of 2 bytes or more that is made in float32.
+    static constexpr bool normalizes = op == SUM && Type::kind == REAL && item > 1 &&
+                                       sizeof(Wide) == lanes * sizeof(float);
     // Packs in flight: enough to hide the latency of memory, few enough for the registers.
     static constexpr int tile = lanes <= 8 ? 4 : 2;
 
@@ -119,27 +122,21 @@ struct Arithmetic {
         }
     }
 
-    // Of numbers that are accumulated in float32 (rms_norm.cuh).
+    // Where it normalizes.
     RC_DEVICE double squares(const Pack& pack) const {
+        const Wide wide = partial(pack);
         double sum = 0;
-        if constexpr (sizeof(Wide) == lanes * sizeof(float) && Type::kind == REAL) {
-            const Wide wide = partial(pack);
-            RC_UNROLL for (int i = 0; i < lanes; ++i) sum += static_cast<double>(wide.lane[i]) * wide.lane[i];
-        }
+        RC_UNROLL for (int i = 0; i < lanes; ++i) sum += static_cast<double>(wide.lane[i]) * wide.lane[i];
         return sum;
     }
     // Rounded after each of the two products, as the separate operations are.
     RC_DEVICE Pack scaled(const Pack& pack, float scale, const Pack& weight) const {
-        if constexpr (sizeof(Wide) == lanes * sizeof(float) && Type::kind == REAL) {
-            Wide wide = partial(pack);
-            RC_UNROLL for (int i = 0; i < lanes; ++i) wide.lane[i] *= scale;
-            wide = partial(narrow(wide));
-            const Wide by = partial(weight);
-            RC_UNROLL for (int i = 0; i < lanes; ++i) wide.lane[i] *= by.lane[i];
-            return narrow(wide);
-        } else {
-            return pack;
-        }
+        Wide wide = partial(pack);
+        RC_UNROLL for (int i = 0; i < lanes; ++i) wide.lane[i] *= scale;
+        wide = partial(narrow(wide));
+        const Wide by = partial(weight);
+        RC_UNROLL for (int i = 0; i < lanes; ++i) wide.lane[i] *= by.lane[i];
+        return narrow(wide);
     }
 
     RC_DEVICE Pack output(Wide acc) const {

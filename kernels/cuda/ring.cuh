@@ -145,8 +145,9 @@ RC_DEVICE void ring_all_gather(Call& call, const Math& math) {
 }
 
 // Once along the ring, piece by piece: broadcast from the root to the rank before it, reduce from the rank after the
-// root to the root. The last rank waits for the first piece to come through all others: with four pieces a hop that
-// adds less than a quarter. A piece fits into a slot, and feeds all threads of the block.
+// root to the root. The last rank waits for the first piece to come through all others: with four pieces for each rank
+// that adds less than a quarter. A piece fits into a slot, and feeds all threads of the block: so short arrays have
+// fewer.
 RC_DEVICE uint64_t piece_bytes(const Call& call, uint64_t bytes) {
     const Shape& shape = call.mine.layout.shape;
     const uint64_t piece = round_up(divide_up(bytes, 4 * call.n), PACK);

@@ -4,8 +4,8 @@
 //   scale  = 1 / sqrt(mean of the squares of a row of sum + epsilon), in float32
 //   output = round(round(sum * scale) * weight)
 //
-// Each line rounds as its own operation does, so the bits are those of these operations one after another. The squares
-// are summed in float64, where their order leaves no trace in the float32 mean.
+// Each line rounds as its own operation does. The squares are summed in float64, so their order hardly ever changes the
+// float32 mean, and the bits are then those of the operations one after another.
 #pragma once
 
 #include "call.cuh"

@@ -33,8 +33,9 @@ class CudaDevice(Device):
         super().__init__(driver, ordinal, f"cuda:{ordinal}")
         self.by_descriptor, _ = self.gpu.sharing()
 
-    def shape_for(self, sharing: int) -> Shape:
-        return self.shape if sharing == 1 else self.shape._replace(channels=channels(self.gpu.multiprocessors, sharing))
+    def shape_for(self, sharing: int, multiprocessors: int) -> Shape:
+        most = channels(multiprocessors, sharing)
+        return self.shape._replace(channels=min(self.shape.channels, most) if sharing == 1 else most)
 
     def stream(self) -> Any:
         return cupy.cuda.get_current_stream(self.ordinal)

@@ -1,12 +1,15 @@
 """Memory of a GPU by file descriptors, which processes of one user pass to each other over an abstract Unix socket.
 
-The descriptor of memory goes to whoever knows its name, which nobody can guess.
+A process of this user gets the descriptor of memory if it knows the name of the memory: 128 random bits.
 """
 
+import errno
+import logging
 import os
 import secrets
 import socket
 import threading
+import time
 from contextlib import suppress
 
 from ringcomm.bootstrap.wire.framing import close_in_children
@@ -24,7 +27,10 @@ from ringcomm.native import check, ffi, lib
 __all__ = ["GpuDriver", "allocate", "close", "export", "open_exported"]
 
 SECONDS = 10.0  # in which a process answers
+PAUSE = 0.1  # seconds after a connection that could not be accepted
 NAME_BYTES = 16
+
+log = logging.getLogger("ringcomm")
 
 GpuDriver = tuple[str, int, int]  # the library, the primary context and the ordinal of a GPU
 
@@ -39,23 +45,33 @@ def allocate(gpu: GpuDriver, size: int) -> int:
 def open_exported(gpu: GpuDriver, handle: str) -> int:
     """Return the address at which memory that another process has exported is mapped here. Raises OSError."""
     server, name, size = handle.split(":")
-    with connect(f"\0{server}", SECONDS, DescriptorSocket) as peer:
-        peer.send(bytes.fromhex(name))
-        peer.recv(1)
-        descriptors = peer.take_fds()
-    if not descriptors:
-        raise OSError("the process that owns the memory sends no descriptor of it")
     address = ffi.new("uint64_t *")
     try:
-        check(lib.rc_virtual_open(*_arguments(gpu), descriptors[0], int(size), address))
+        descriptors = _fetch(server, bytes.fromhex(name))
+        try:
+            check(lib.rc_virtual_open(*_arguments(gpu), descriptors[0], int(size), address))
+        finally:
+            close_descriptors(descriptors)
     except RingcommError as error:
         raise OSError(str(error)) from None
-    finally:
-        close_descriptors(descriptors)
     return int(address[0])
 
 
+def _fetch(server: str, name: bytes) -> list[int]:
+    """Return the descriptor of a name. Raises OSError, or RingcommError if another user listens there."""
+    with connect(f"\0{server}", SECONDS, DescriptorSocket) as peer:
+        peer.send(name)
+        peer.recv(1)
+        if descriptors := peer.take_fds():
+            return descriptors
+        if peer.dropped:
+            raise OSError(errno.EMFILE, "this process can take no more file descriptors")
+    raise OSError("the process that owns the memory sends no descriptor of it")
+
+
 def close(address: int) -> None:
+    if _server is not None and _server.process == os.getpid():
+        _server.forget(address)
     check(lib.rc_virtual_close(address))
 
 
@@ -79,7 +95,9 @@ class _DescriptorServer:
     def __init__(self) -> None:
         self.process = os.getpid()
         self._address = user_address(f"memory of {self.process} {secrets.token_hex(8)}")
-        self._names: dict[bytes, int] = {}  # to addresses
+        self._lock = threading.RLock()  # guards these; a destructor may free memory at any time
+        self._names: dict[int, bytes] = {}  # by address
+        self._addresses: dict[bytes, int] = {}
         self._listener = socket.socket(socket.AF_UNIX)
         close_in_children(self._listener)
         self._listener.bind(self._address)
@@ -89,9 +107,14 @@ class _DescriptorServer:
     def export(self, address: int) -> str:
         descriptor, size = self._descriptor(address)
         os.close(descriptor)
-        name = secrets.token_bytes(NAME_BYTES)
-        self._names[name] = address
+        with self._lock:
+            name = self._names.setdefault(address, secrets.token_bytes(NAME_BYTES))
+            self._addresses[name] = address
         return f"{self._address[1:]}:{name.hex()}:{size}"
+
+    def forget(self, address: int) -> None:
+        with self._lock:
+            self._addresses.pop(self._names.pop(address, b""), None)
 
     def _descriptor(self, address: int) -> tuple[int, int]:
         descriptor, size = ffi.new("int *"), ffi.new("uint64_t *")
@@ -99,8 +122,16 @@ class _DescriptorServer:
         return descriptor[0], size[0]
 
     def _serve(self) -> None:
+        warned = False
         while True:
-            connection, _ = self._listener.accept()
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as error:  # as of a process that has too many open files
+                if not warned:
+                    log.warning("a peer cannot open memory of this process for now: %s", error)
+                warned = True
+                time.sleep(PAUSE)
+                continue
             with suppress(OSError, RingcommError), DescriptorSocket(connection) as peer:
                 peer.settimeout(SECONDS)
                 self._answer(peer)
@@ -108,10 +139,12 @@ class _DescriptorServer:
     def _answer(self, peer: DescriptorSocket) -> None:
         if credentials(peer)[1] != os.geteuid():
             return
-        address = self._names.get(peer.recv(NAME_BYTES))
-        if address is None:
-            return
-        descriptor, _ = self._descriptor(address)
+        name = peer.recv(NAME_BYTES)
+        with self._lock:  # the memory is not freed meanwhile
+            address = self._addresses.get(name)
+            if address is None:
+                return
+            descriptor, _ = self._descriptor(address)
         try:
             peer.send_fds(b"1", [descriptor])
         finally:

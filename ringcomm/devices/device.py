@@ -99,8 +99,11 @@ class Device:
         self._message_kernel = 0
         self._origin: tuple[TimedEvent, int] | None = None  # of the times of events
 
-    def shape_for(self, sharing: int) -> Shape:  # noqa: ARG002
-        """Return the sizes in the arena of each of so many ranks on this device: all their blocks must run at once."""
+    def shape_for(self, sharing: int, multiprocessors: int) -> Shape:  # noqa: ARG002
+        """Return the sizes in the arena of each of so many ranks on a device with so many multiprocessors.
+
+        All their blocks must run at once.
+        """
         return self.shape
 
     @property

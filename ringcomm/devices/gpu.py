@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from ctypes import byref, c_float, c_int, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
-from ringcomm.config import has_expandable_segments
 from ringcomm.devices import descriptors
 from ringcomm.devices.driver import CudaError, Driver, IpcHandle
 from ringcomm.errors import MemoryShortage, RingcommError, refuse
@@ -147,8 +146,6 @@ class Gpu:
         self.driver("cuDeviceGetCount", byref(count))
         if not self._attribute(DESCRIPTORS):
             return False, "the driver has no file descriptors of memory"
-        if has_expandable_segments():
-            return True, "the segments of torch are expandable"
         if count.value > 1:
             return False, f"this process sees {count.value} GPUs"
         return True, "this process sees one GPU, so perhaps not those of its peers"

@@ -15,7 +15,7 @@ from ringcomm.torch.works import TorchWork, coalesced
 
 __all__ = ["Coalescing"]
 
-COALESCED = 1 << 20  # bytes of tensors on a GPU that one launch reduces, at most: they are copied; not measured
+COALESCED_BYTES = 1 << 20  # of tensors on a GPU that one launch reduces, at most: they are copied; an estimate
 
 c10d: Any = dist.distributed_c10d  # torch's stubs leave out much of what it calls
 
@@ -89,5 +89,5 @@ def _go_as_one(tensors: Tensors) -> bool:
         len(tensors) > 1
         and len({tensor.dtype for tensor in tensors}) == 1
         and all(tensor.is_cuda and tensor.layout is torch.strided for tensor in tensors)
-        and sum(tensor.nbytes for tensor in tensors) <= COALESCED
+        and sum(tensor.nbytes for tensor in tensors) <= COALESCED_BYTES
     )

@@ -96,7 +96,7 @@ class RoutingTransport:
         return group.call(device, name, on_gpu, timeout, awaited=async_op or device.blocking, async_op=async_op)
 
     def all_reduce_rms_norm(self, device: Device, call: CollectiveCall, norm: RmsNorm) -> bool:
-        """Do an all_reduce on GPUs and what follows it in one launch. False: it cannot be one; nothing was done."""
+        """Do an all_reduce on GPUs and its RMSNorm in one launch. False: it cannot be one; nothing was done."""
         group = self._connect_gpus(device)
         if group is None or not group.can_normalize(call, norm.width):
             return False
@@ -115,7 +115,7 @@ class RoutingTransport:
                 try:
                     self._group = CudaGroup(self._local, device)
                     self._use_gpus(True)
-                    self.name = f"{self._host.name}+cuda_ipc"
+                    self.name = f"{self._host.name}+{'cuda_vmm' if device.by_descriptor else 'cuda_ipc'}"
                     if not device.blocking:
                         address = int(ffi.cast("uintptr_t", self._group.handle))
                         self.fast_path.connect_gpus(address, self._group.handle, ON_GPUS[device.family], device.ordinal)

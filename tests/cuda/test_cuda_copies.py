@@ -99,8 +99,9 @@ def apart(comm):
 def unequal(comm):
     x = comm.empty((ROWS, 2), "int64", device="emulated")
     x = x if comm.rank else emulated.array(x)
-    with pytest.raises(MismatchError, match="do not agree on where their arrays lie"):
+    with pytest.raises(MismatchError, match="do not agree on where their arrays lie") as caught:
         comm.broadcast(x)
+    assert str(caught.value).count(" by copy engines") == 1
 
 
 @pytest.mark.parametrize("case", [apart, unequal])

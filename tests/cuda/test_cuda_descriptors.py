@@ -1,5 +1,8 @@
 """Memory of the emulated GPU that peers map by file descriptors, not by handles of cudaIpc."""
 
+import errno
+import os
+import resource
 from unittest.mock import patch
 
 import numpy as np
@@ -9,7 +12,7 @@ import harness
 from cases.on_device import mappings
 from cases.reference import assert_same, filled, reduced
 from harness.failures import until
-from ringcomm import MemoryShortage
+from ringcomm import MemoryShortage, RingcommError
 from ringcomm.devices import descriptors, emulated
 from ringcomm.devices.gpu import Gpu
 from ringcomm.native import ffi, lib
@@ -37,6 +40,7 @@ def calls(comm):
         x[:] = inputs[comm.rank]
         assert_same(comm.all_reduce(x), expected)  # on symmetric memory
         assert not np.array_equal(ring, expected)
+        assert comm._transport.name == "shm+cuda_vmm"
         segments.open_segments(emulated.device)
         address = int(ffi.cast("uintptr_t", lib.rc_segment_allocate(PAGE, 0)))
         comm._transport.share_segments(emulated.device, [address])
@@ -102,6 +106,79 @@ def kept(_):
 
 def test_memory_lives_as_long_as_it_is_open():
     harness.run(kept, 1)
+
+
+def freed(_):
+    with by_descriptor():
+        memory = emulated.device.allocate(PAGE, "memory")
+        handle = emulated.device.export(memory).split()[3]
+        assert emulated.device.export(memory).split()[3] == handle
+        del memory
+        assert not descriptors._server._names
+        assert not descriptors._server._addresses
+        other = emulated.device.allocate(PAGE, "memory")  # at the same address
+    with pytest.raises(OSError, match="sends no descriptor"):
+        descriptors.open_exported(emulated.device.gpu._names, handle)
+    del other
+
+
+def test_the_name_of_freed_memory_opens_no_other():
+    harness.run(freed, 1)
+
+
+class Failing:
+    """A listener whose first accept fails, as that of a process with too many open files."""
+
+    def __init__(self, listener):
+        self._listener, self._failed = listener, False
+
+    def accept(self):
+        if self._failed:
+            return self._listener.accept()
+        self._failed = True
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def out_of_descriptors(_):
+    with by_descriptor():
+        memory = emulated.device.allocate(1, "memory")
+        handle = emulated.device.export(memory).split()[3]
+    server, gpu = descriptors._server, emulated.device.gpu
+    server._listener = Failing(server._listener)
+    with patch.object(descriptors.log, "warning") as warning:
+        for _ in range(2):  # the first is accepted as before
+            descriptors.close(descriptors.open_exported(gpu._names, handle))
+    assert "Too many open files" in str(warning.call_args[0])
+
+
+def test_a_process_that_was_out_of_descriptors_answers_afterwards():
+    harness.run(out_of_descriptors, 1)
+
+
+def full(comm):
+    with by_descriptor():
+        memory = emulated.device.allocate(1, "memory") if comm.rank == 0 else None
+        handle = comm.broadcast_object(memory and emulated.device.export(memory).split()[3])
+    if comm.rank:
+        usual, free = resource.getrlimit(resource.RLIMIT_NOFILE), os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, usual[1]))  # for the connection
+        try:
+            with pytest.raises(OSError, match="this process can take no more file descriptors"):
+                descriptors.open_exported(emulated.device.gpu._names, handle)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+    comm.barrier()
+
+
+def test_a_process_that_can_take_no_descriptor_says_so():
+    harness.run(full, 2, world="processes")
+
+
+def test_a_server_that_cannot_be_trusted_is_an_oserror():
+    refused = RingcommError("refused to connect: process 7 belongs to user 1")
+    with patch.object(descriptors, "connect", side_effect=refused), pytest.raises(OSError, match="belongs to user 1"):
+        descriptors.open_exported(emulated.device.gpu._names, "server:00:1")
 
 
 def guessed(_):

@@ -17,6 +17,7 @@ from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Communicator, Mi
 from ringcomm.devices import emulated
 from ringcomm.testing import connect_threads, run_threads
 from ringcomm.transports import shm
+from ringcomm.transports.cuda import failures
 
 SHORT = 0.3  # seconds, of a wait that times out
 
@@ -314,3 +315,18 @@ def called_by_a_handler(comm):
 
 def test_a_signal_handler_cannot_call_in_the_middle_of_a_call():
     ringcomm.launch(called_by_a_handler, 2, world="processes", timeout=harness.OPERATION)
+
+
+@pytest.mark.parametrize(
+    ("descriptions", "text"),
+    [
+        (["a", "b"], "made different calls"),
+        (["a by copy engines", "b by copy engines"], "made different calls"),
+        (["a", "a by copy engines"], "do not agree on where their arrays lie in symmetric buffers"),
+        (["a by copy engines"] * 2, "do not agree on where their arrays lie in symmetric buffers"),
+        (["a", "a"], "chose different kernels"),
+        ([], "made different calls"),
+    ],
+)
+def test_a_mismatch_says_what_differs(descriptions, text):
+    assert failures._disagreement(descriptions).startswith(text)

@@ -17,6 +17,7 @@ from harness.failures import until
 from ringcomm import ArgumentError, Communicator, MismatchError, RingcommError, premul_sum
 from ringcomm.devices import emulated
 from ringcomm.devices.contract import KernelVariant
+from ringcomm.devices.gpu import Gpu
 from ringcomm.testing import connect_threads, run_threads
 from ringcomm.transports import shm
 from ringcomm.transports.cuda import deferred_free
@@ -63,14 +64,13 @@ def test_devices_without_peer_access_use_host_memory(axes, caplog):
     assert "emulated of rank 0 does not reach all others: peer access is not supported" in caplog.text
 
 
-def test_the_device_is_told_how_many_ranks_share_it(monkeypatch):
-    told = []
-    monkeypatch.setattr(
-        emulated.EmulatedDevice, "shape_for", lambda device, sharing: told.append(sharing) or device.shape
-    )
+def test_the_device_is_told_how_many_ranks_share_it_and_the_least_multiprocessors(monkeypatch):
+    told, multiprocessors = [], iter([132, 7, 66])
+    monkeypatch.setattr(emulated.EmulatedDevice, "shape_for", lambda device, *given: told.append(given) or device.shape)
+    monkeypatch.setattr(Gpu, "multiprocessors", property(lambda _: next(multiprocessors)), raising=False)
     ranks = [Communicator(end) for end in connect_threads(shm.connect, 3)]
     run_threads(lambda comm: comm.all_reduce(emulated.array(np.ones(3))), ranks)
-    assert told == [3] * 3
+    assert told == [(3, 7)] * 3
 
 
 def like_the_cpu(comm):

@@ -1,17 +1,21 @@
 """Segments of an allocator, as torch's takes them, on the emulated device. The ring sums in another order."""
 
 import ctypes
+import signal
 import threading
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
 
 import harness
+import ringcomm
 from cases.on_device import SEGMENTS, Gate
 from cases.reference import assert_same, filled, reduced
 from harness.failures import until
-from ringcomm import ArgumentError
+from ringcomm import Aborted, ArgumentError
 from ringcomm.devices import emulated
+from ringcomm.devices.driver import CudaError
 from ringcomm.devices.gpu import DeviceMemory
 from ringcomm.native import LIBRARY
 from ringcomm.transports.cuda import segments
@@ -136,6 +140,60 @@ def test_segments_that_a_rank_cannot_map_take_the_usual_path():
     harness.run(refused, 3, world="processes")
 
 
+def failing(world):
+    open_here()
+    comm = world.split(0)
+    first, second = taken(), taken()
+    comm.all_reduce(emulated.array(np.ones(1)))
+    found = comm._transport._group._buffers.segments
+    for step in "write", "_publish":
+        with pytest.MonkeyPatch.context() as patch:
+            if comm.rank == 1:
+                fails = Mock(side_effect=RuntimeError("CUDA has failed"))
+                patch.setattr(emulated.device if step == "write" else found, step, fails)
+            share(comm, taken())
+            comm.barrier()
+            if comm.rank == 1:
+                until(lambda: fails.called, step)  # noqa: B023
+            else:
+                until(lambda: len(buffers(comm)) == len(found._buffers), "the buffer of the others")
+            comm.barrier()
+    assert len(buffers(comm)) == (0 if comm.rank == 1 else 2)
+    share(comm, first)
+    until(lambda: len(buffers(comm)) == (1 if comm.rank == 1 else 3), "a later buffer")
+    comm.barrier()
+    assert is_symmetric(comm, first)
+    found.close()
+    found._add((PAGE, 9), 0, "of a peer that has not closed yet")
+    assert not found._buffers
+    comm.barrier()
+    del second
+
+
+def test_a_failure_of_one_segment_leaves_later_ones_symmetric():
+    harness.run(failing, 3, world="processes")
+
+
+def closed_by_a_handler(comm):
+    open_here()
+    comm.all_reduce(emulated.array(np.ones(1)))
+    export = emulated.device.export
+
+    def interrupted(memory):
+        signal.raise_signal(signal.SIGUSR1)
+        return export(memory)
+
+    x = taken()
+    signal.signal(signal.SIGUSR1, lambda *_: comm.close())
+    closed = pytest.raises(Aborted, match="rank 0 was closed by a signal handler")
+    with closed, patch.object(emulated.device, "export", interrupted):
+        share(comm, x) if comm.rank == 0 else comm.recv(emulated.array(np.ones(1)), 0)
+
+
+def test_a_signal_handler_that_closes_does_not_wait_for_the_share_that_it_interrupts():
+    ringcomm.launch(closed_by_a_handler, 2, world="processes", timeout=harness.OPERATION)
+
+
 def test_a_freed_segment_is_the_next_of_its_size():
     x, other = taken(3 * PAGE), taken(5 * PAGE)
     assert segments.segment_of(emulated.device, address_of(x[7:])) == (address_of(x), 3 * PAGE)
@@ -165,6 +223,13 @@ def test_a_segment_is_freed_once_the_gpu_has_done_what_is_queued():
     freeing.join(20)
     assert not freeing.is_alive()
     assert address_of(taken(7 * PAGE)) == address_of(x)
+
+
+def test_a_segment_that_is_freed_while_a_stream_is_captured_is_not_used_again():
+    x, stream = taken(11 * PAGE), emulated.Stream()
+    with pytest.raises(CudaError, match="INVALIDATED"), emulated.capture(stream):
+        free(address_of(x), 11 * PAGE, 0, None)
+    assert address_of(taken(11 * PAGE)) != address_of(x)
 
 
 def test_memory_that_cannot_be_had_is_null():

@@ -62,6 +62,7 @@ int rc_cuda_args(const rc_cuda_shape* shape, const rc_cuda_call* call, void* arg
             .root = call->root,
             .count = call->count,
             .factor = call->factor,
+            .norm = {},
         };
         std::memcpy(args, &filled, sizeof filled);
     });

@@ -1,7 +1,9 @@
 // The C ABI of groups of GPUs.
 #include <algorithm>
+#include <cinttypes>
 #include <cmath>
 #include <tuple>
+#include <utility>
 
 #include "abi/handles.h"
 #include "cuda/group.h"
@@ -35,6 +37,35 @@ CallRecord checked(PeerGroup& host, int collective, const rc_call* arguments, do
 
 rc_cuda_plan exported(const LaunchPlan& plan) {
     return {plan.kernel, plan.dtype, plan.op, plan.blocks, plan.with_tables, plan.count};
+}
+
+std::string described(const LaunchInfo& launch) {
+    std::string text = describe(launch.signature);
+    if (launch.norm.output)
+        text += format(" with RMSNorm of rows of %" PRIu64 ", epsilon %g", launch.norm.width, launch.norm.epsilon);
+    return launch.by_copy_engines ? text + " by copy engines" : text;
+}
+
+void check_norm(const CallRecord& call, const rc_rms_norm& norm, uint64_t stage_bytes) {
+    if (call.op != RC_SUM || (call.dtype != RC_FLOAT16 && call.dtype != RC_BFLOAT16 && call.dtype != RC_FLOAT32))
+        reject("call: expected a sum of float16, bfloat16 or float32, got " + describe(signature_of(call, 1)));
+    const uint64_t most = stage_bytes / call.item, pack = cuda::PACK / call.item;
+    if (!norm.width || norm.width > most || norm.width % pack || call.count % norm.width)
+        rejectf("norm.width: expected a multiple of %" PRIu64 " that divides %" PRIu64 " and is at most %" PRIu64
+                ", got %" PRIu64,
+                pack, call.count, most, norm.width);
+    if (!(norm.epsilon >= 0) || !std::isfinite(norm.epsilon))
+        rejectf("norm.epsilon: expected a finite number of at least 0, got %g", norm.epsilon);
+    const std::pair<const char*, const void*> arrays[] = {{"call.source", call.source},
+                                                          {"call.target", call.target},
+                                                          {"norm.residual", norm.residual},
+                                                          {"norm.weight", norm.weight},
+                                                          {"norm.output", norm.output}};
+    for (const auto& [name, address] : arrays) {
+        check_pointer(name, address);
+        if (reinterpret_cast<uint64_t>(address) % cuda::PACK)
+            rejectf("%s: expected an address that is a multiple of %d, got %p", name, int(cuda::PACK), address);
+    }
 }
 
 GpuOfDriver gpu_of(const char* driver, void* context, int ordinal) {
@@ -102,11 +133,12 @@ void rc_gpus_free(rc_gpus* gpus) {
     if (gpus && !gpus->host->forked()) delete gpus;
 }
 
-int rc_gpus_plan(rc_gpus* gpus, int collective, const rc_call* arguments, rc_cuda_plan* plan, int* loaded) {
+int rc_gpus_plan(rc_gpus* gpus, int collective, const rc_call* arguments, int kernel, rc_cuda_plan* plan, int* loaded) {
     return enter(gpus, [&](PeerGroup& host) {
         check_pointer("plan", plan);
         check_pointer("loaded", loaded);
-        const LaunchPlan made = gpus->group.plan(checked(host, collective, arguments, 0), host.size);
+        check_range("kernel", kernel, -1, cuda::KERNELS - 1);
+        const LaunchPlan made = gpus->group.plan(checked(host, collective, arguments, 0), host.size, kernel);
         *plan = exported(made);
         *loaded = gpus->group.is_loaded(made);
     });
@@ -149,22 +181,8 @@ int rc_gpus_rms_norm(rc_gpus* gpus, const rc_call* arguments, const rc_rms_norm*
         reject_in_signal_handler(host);
         check_range("mode", mode, RC_GPUS_PLAIN, RC_GPUS_ASYNC);
         check_pointer("norm", norm);
-        check_pointer("norm.residual", norm->residual);
-        check_pointer("norm.weight", norm->weight);
-        check_pointer("norm.output", norm->output);
         const CallRecord call = checked(host, RC_ALL_REDUCE, arguments, timeout);
-        if (call.op != RC_SUM || (call.dtype != RC_FLOAT16 && call.dtype != RC_BFLOAT16 && call.dtype != RC_FLOAT32))
-            reject("dtype: expected a sum of float16, bfloat16 or float32");
-        const uint64_t most = gpus->group.shape().stage_bytes / call.item, pack = cuda::PACK / call.item;
-        if (!norm->width || norm->width > most || norm->width % pack || call.count % norm->width) {
-            rejectf("norm.width: expected a divisor of the count that is a multiple of %d and at most %d", int(pack),
-                    int(most));
-        }
-        for (const void* each : {static_cast<const void*>(call.source), static_cast<const void*>(call.target),
-                                 norm->residual, norm->weight, static_cast<const void*>(norm->output)}) {
-            if (reinterpret_cast<uint64_t>(each) % cuda::PACK)
-                reject("norm: expected addresses that are multiples of 16");
-        }
+        check_norm(call, *norm, gpus->group.shape().stage_bytes);
         host.ensure_ready();
         const cuda::RmsNorm given{static_cast<const cuda::byte*>(norm->residual),
                                   static_cast<const cuda::byte*>(norm->weight), static_cast<cuda::byte*>(norm->output),
@@ -214,7 +232,7 @@ int rc_gpus_describe(rc_gpus* gpus, uint64_t number, char* text, uint64_t bytes,
         check_pointer("timeout", timeout);
         const LaunchInfo launch = gpus->group.info(number);
         if (!launch.number) reject("number: expected one of the last calls");
-        copy_text(text, bytes, describe(launch.signature));
+        copy_text(text, bytes, described(launch));
         *timeout = launch.timeout;
     });
 }

@@ -2,11 +2,9 @@
 // and broadcast, from `copy_engine_bytes` on.
 //
 // Each rank reads the blocks of its peers, so that it writes no memory but its own, whatever they do. Before the copies
-// a kernel of one block waits until all ranks have come so far: their blocks are complete. One behind the copies waits
-// until all have read them. What is read lies at one location of a buffer of `comm.empty`, which all ranks have made:
-// the kernels find a mismatch where that does not hold for a rank.
-#include <algorithm>
-
+// a kernel of one block waits until all ranks have started the call: their blocks are complete. One behind the copies
+// waits until all have read them. What is read lies at one location of a buffer of `comm.empty`, which all ranks have
+// made: the kernels find a mismatch where that does not hold for a rank.
 #include "cuda/group.h"
 
 namespace ringcomm {
@@ -48,13 +46,13 @@ uint64_t GpuGroup::copy(PeerGroup& host, const CallRecord& call, const CopySourc
     await_last(host, stream);
     const uint64_t last = launched_.load();
     for (uint64_t number : {last + 1, last + 2})
-        remember(infos_[number % std::size(infos_)], {number, signature_of(call, host.size), call.timeout});
+        remember(infos_[number % std::size(infos_)], {number, signature_of(call, host.size), call.timeout, {}, true});
     try {
         const CUstream on = streams_->begin(stream, async, ended(last));
-        meet(call, source.digest, last + 1, on);
+        launch_barrier(host, call.timeout, source.digest, last + 1, on);
         launched_.store(last + 1);
         copy_blocks(host.rank, host.size, call, source, on);
-        meet(call, source.digest, last + 2, on);
+        launch_barrier(host, call.timeout, source.digest, last + 2, on);
         launched_.store(last + 2);
         streams_->end(last + 2, on);
     } catch (const Failure& failure) {
@@ -78,23 +76,18 @@ void GpuGroup::copy_blocks(int rank, int size, const CallRecord& call, const Cop
     }
 }
 
-// Launches a kernel that ends once all ranks have come so far. `agreed`: what must be the same on all.
-void GpuGroup::meet(const CallRecord& call, uint64_t agreed, uint64_t number, CUstream stream) {
-    args_.input = nullptr;
-    args_.output = nullptr;
-    args_.input_location = args_.output_location = {};
-    args_.send_offsets = args_.recv_offsets = nullptr;
-    args_.call = number;
-    args_.timeout_ns = uint64_t(std::clamp(call.timeout, 0.0, 1e9) * 1e9);
-    args_.kernel = cuda::BARRIER;
-    args_.dtype = RC_UINT8;
-    args_.op = RC_SUM;
-    args_.root = 0;
-    args_.count = agreed;
-    args_.factor = 1;
-    start(
-        {.kernel = cuda::BARRIER, .dtype = RC_UINT8, .op = RC_SUM, .blocks = 1, .count = agreed, .with_tables = false},
-        stream);
+// Launches a kernel that ends once all ranks have launched theirs. `agreed`: what must be the same on all.
+void GpuGroup::launch_barrier(PeerGroup& host, double timeout, uint64_t agreed, uint64_t number, CUstream stream) {
+    CallRecord barrier{};
+    barrier.collective = RC_BARRIER;
+    barrier.dtype = RC_UINT8;
+    barrier.op = RC_SUM;
+    barrier.factor = 1;
+    barrier.timeout = timeout;
+    LaunchPlan plan = this->plan(barrier, host.size);
+    plan.count = agreed;
+    fill(host, barrier, plan, number);
+    start(plan, stream);
 }
 
 }  // namespace ringcomm

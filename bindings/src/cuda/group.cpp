@@ -35,19 +35,22 @@ void GpuGroup::load(int kernel, int dtype, int op, void* function) {
 }
 
 void GpuGroup::set_buffers(std::vector<rc_gpu_buffer> buffers) {
-    const std::lock_guard lock(launching_);
-    addresses_.clear();
+    std::vector<std::vector<uint64_t>> addresses;
     for (rc_gpu_buffer& buffer : buffers) {
         if (!buffer.addresses) continue;
-        addresses_.emplace_back(buffer.addresses, buffer.addresses + shape().ranks);
-        buffer.addresses = addresses_.back().data();
+        addresses.emplace_back(buffer.addresses, buffer.addresses + shape().ranks);
+        buffer.addresses = addresses.back().data();
     }
+    const std::lock_guard lock(launching_);
+    addresses_ = std::move(addresses);
     buffers_ = std::move(buffers);
 }
 
 uint64_t GpuGroup::call(PeerGroup& host, const CallRecord& call, CUstream stream, rc_gpus_mode mode,
                         const cuda::RmsNorm& norm) {
-    const LaunchPlan plan = this->plan(call, host.size, norm);
+    LaunchPlan plan = this->plan(call, host.size, norm.output ? int{cuda::ONE_SHOT} : -1);
+    if (norm.output)  // a block has whole rows
+        plan.blocks = int(std::clamp<uint64_t>(call.count / norm.width, 1, shape().channels));
     if (!is_loaded(plan)) throw Failure(RC_UNPREPARED, "the kernel of this call is not loaded");
     if (failed()) throw Failure(RC_UNPREPARED, "the failure of a kernel has not been handled");
     if (mode == RC_GPUS_FAST && (!fast_allowed_.load(std::memory_order_relaxed) || host.trace())) {
@@ -69,19 +72,12 @@ uint64_t GpuGroup::call(PeerGroup& host, const CallRecord& call, CUstream stream
     return capture_launch(host, call, plan, stream, capture, mode == RC_GPUS_ASYNC);
 }
 
-LaunchPlan GpuGroup::plan(const CallRecord& call, int size, const cuda::RmsNorm& norm) const {
-    if (!norm.output) return plan_launch(call, size, shape(), limits_);
-    LaunchPlan plan = plan_launch(call, size, shape(), limits_, cuda::ONE_SHOT);
-    plan.blocks = int(std::clamp<uint64_t>(call.count / norm.width, 1, shape().channels));
-    return plan;
-}
-
 uint64_t GpuGroup::launch(PeerGroup& host, const CallRecord& call, const LaunchPlan& plan, CUstream stream,
                           bool async) {
     await_last(host, stream);
     const uint64_t last = launched_.load(), number = last + 1;
     fill(host, call, plan, number);
-    remember(infos_[number % std::size(infos_)], {number, signature_of(call, host.size), call.timeout});
+    remember(infos_[number % std::size(infos_)], {number, signature_of(call, host.size), call.timeout, args_.norm});
     try {
         const CUstream on = streams_->begin(stream, async, ended(last));
         start(plan, on);
@@ -114,7 +110,7 @@ uint64_t GpuGroup::capture_launch(PeerGroup& host, const CallRecord& call, const
     const uint64_t number = CAPTURED | ++captures_;
     fill(host, call, plan, number);
     remember(captured_infos_[number % std::size(captured_infos_)],
-             {number, signature_of(call, host.size), call.timeout});
+             {number, signature_of(call, host.size), call.timeout, args_.norm});
     start(plan, streams_->begin_captured(stream, capture));
     streams_->end_captured(number, stream, async);
     replays_.store(true);

@@ -1,4 +1,5 @@
-// GpuGroup: one rank's end of a group of GPUs that access each other's memory. A call is one launch.
+// GpuGroup: one rank's end of a group of GPUs that access each other's memory. A call is one launch; by copy engines it
+// is two, with copies between them.
 //
 // Its memory is allocated and opened in Python (ringcomm/transports/cuda/group.py), which also compiles the kernels and
 // handles failures. From an array to its launch nothing runs there.
@@ -31,6 +32,8 @@ struct LaunchInfo {
     uint64_t number;
     Signature signature;
     double timeout;
+    cuda::RmsNorm norm{};
+    bool by_copy_engines = false;
 };
 
 class GpuGroup {
@@ -40,7 +43,9 @@ public:
     GpuGroup(const GpuGroup&) = delete;
 
     const cuda::Shape& shape() const { return args_.arena.layout.shape; }
-    LaunchPlan plan(const CallRecord& call, int size, const cuda::RmsNorm& norm = {}) const;
+    LaunchPlan plan(const CallRecord& call, int size, int kernel = -1) const {
+        return plan_launch(call, size, shape(), limits_, kernel);
+    }
     CUstream own_stream() const { return streams_->own(); }
 
     // A kernel that Python has compiled and loaded.
@@ -95,7 +100,7 @@ private:
     CopySource copy_source(const PeerGroup& host, const CallRecord& call, const LaunchPlan& plan) const;
     uint64_t copy(PeerGroup& host, const CallRecord& call, const CopySource& source, CUstream stream, bool async);
     void copy_blocks(int rank, int size, const CallRecord& call, const CopySource& source, CUstream stream);
-    void meet(const CallRecord& call, uint64_t agreed, uint64_t number, CUstream stream);
+    void launch_barrier(PeerGroup& host, double timeout, uint64_t agreed, uint64_t number, CUstream stream);
     void await_last(PeerGroup& host, CUstream stream);
     [[noreturn]] void launch_failed(PeerGroup& host, const CallRecord& call, const Failure& failure);
     void start(const LaunchPlan& plan, CUstream stream);

@@ -42,8 +42,10 @@ void* DeviceSegments::allocate(uint64_t bytes, int ordinal) try {
     const CurrentContext current(*gpu->driver, gpu->context);
     const OutsideCaptures mode(*gpu->driver);
     CUdeviceptr address = 0;
-    if (gpu->by_descriptor) address = VirtualMemory::of_process().allocate(*gpu, bytes);
-    if (!address && gpu->driver->cuMemAlloc_v2(&address, bytes) != CUDA_SUCCESS) return nullptr;
+    if (gpu->by_descriptor)
+        address = VirtualMemory::of_process().allocate(*gpu, bytes);
+    else
+        gpu->driver->check(gpu->driver->cuMemAlloc_v2(&address, bytes), "cuMemAlloc");
     segments_.push_back({{address, bytes}, ordinal, true});
     return reinterpret_cast<void*>(address);
 } catch (...) {  // of a GPU that has failed, or has too little memory
@@ -59,9 +61,10 @@ void DeviceSegments::free(void* memory) try {
     const Gpu& gpu = *find(found->ordinal);
     const CurrentContext current(*gpu.driver, gpu.context);
     const OutsideCaptures mode(*gpu.driver);
-    gpu.driver->cuCtxSynchronize();  // as cudaFree does
+    gpu.driver->check(gpu.driver->cuCtxSynchronize(), "cuCtxSynchronize");  // as cudaFree does
     found->used = false;
-} catch (...) {  // of a GPU that has failed: nothing runs there
+} catch (...) {
+    // The GPU has failed, or captures a stream: what is queued may still use the segment, so no other does.
 }
 
 rc_segment DeviceSegments::at(uint64_t address, int ordinal) {

@@ -20,7 +20,8 @@ public:
     void open(const GpuOfDriver& gpu, bool by_descriptor);
     // Null: the GPU is not open, or has not enough memory.
     void* allocate(uint64_t bytes, int ordinal);
-    // Once all work of the GPU has ended, which may use the segment. Ignores other memory.
+    // Once all work of the GPU has ended, which may use the segment; if that cannot be awaited, as while a stream of
+    // the GPU is captured, the segment is not used again. Ignores other memory.
     void free(void* segment);
     // The segment of a GPU that an address is in; an empty one if there is none.
     rc_segment at(uint64_t address, int ordinal);

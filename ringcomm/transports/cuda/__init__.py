@@ -1,1 +1,1 @@
-"""Collectives of the GPUs of one host, by CUDA IPC and our own kernels: one launch for each call."""
+"""Collectives of the GPUs of one host, which access each other's memory, by our own kernels or copy engines."""

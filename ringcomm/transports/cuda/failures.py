@@ -10,7 +10,8 @@ from ringcomm.transports.contract import LocalTransport
 __all__ = ["UNKNOWN", "LaunchedCall", "compare_calls", "counts_differ", "timed_out"]
 
 STALLED = "rank {} made no progress"
-ENGINES = "their arrays lie in symmetric buffers, as copy engines need (copy_engine_bytes),"
+BY_COPY_ENGINES = " by copy engines"  # at the end of a description (rc_gpus_describe)
+PLACE = "do not agree on where their arrays lie in symmetric buffers, as copy engines need (copy_engine_bytes),"
 LATE = {"not started": "it was not called by rank {}", "no data": STALLED, "no slot": STALLED}
 
 
@@ -54,8 +55,17 @@ def compare_calls(
     lines = [f"rank {rank}: {theirs}" for rank, (theirs, _) in enumerate(calls)]
     lines = lines or [f"rank {channel.rank}: {own}", f"rank {peer}: another call"]
     other = next((rank for rank in reversed(range(len(calls))) if calls[rank][0] != own), peer)
-    what = "made different calls" if len({call for call, _ in calls}) != 1 else f"do not agree on where {ENGINES}"
-    text = "\n  ".join([f"the ranks {what} on {device}, in call {number}:", *lines])
+    text = "\n  ".join(
+        [f"the ranks {_disagreement([call for call, _ in calls])} on {device}, in call {number}:", *lines]
+    )
     got = calls[other][0] if calls else None
     error = MismatchError(text, rank=other, collective=own.partition("(")[0], epoch=number, expected=own, got=got)
     return error, bool(calls) and not any(others for _, others in calls)
+
+
+def _disagreement(descriptions: list[str]) -> str:
+    if len({call.removesuffix(BY_COPY_ENGINES) for call in descriptions}) != 1:
+        return "made different calls"
+    if any(call.endswith(BY_COPY_ENGINES) for call in descriptions):
+        return PLACE
+    return "chose different kernels, or different numbers of blocks,"

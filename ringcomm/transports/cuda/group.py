@@ -1,8 +1,8 @@
 """A group of GPUs that access each other's memory: an arena on each, and the launches.
 
-A call is one kernel launch on the caller's stream, by the core (bindings/src/cuda/). The kernels of all ranks start,
-wait and fail by themselves (kernels/cuda/call.cuh). Here the GPUs connect, and kernels are compiled; watch.py handles
-failures.
+The core launches the kernel of a call (bindings/src/cuda/), on the caller's stream or, with async_op, on the group's
+own. The kernels of all ranks start, wait and fail by themselves (kernels/cuda/call.cuh). Here the GPUs connect, and
+kernels are compiled; watch.py handles failures.
 """
 
 import os
@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from ringcomm.devices.contract import CudaStream
+from ringcomm.devices.contract import CudaStream, Shape
 from ringcomm.devices.device import Device
 from ringcomm.devices.limits import Limits
 from ringcomm.errors import Aborted, ArgumentError, MemoryShortage, MismatchError, RingcommError, refuse
@@ -32,7 +32,7 @@ PROBE = 10.0  # seconds in which GPUs that access each other's memory answer
 BARRIER = COLLECTIVES["barrier"].code
 ONE_SHOT = KERNELS["one_shot"]
 PACK = 16  # bytes
-FUSED = 4  # stages of all channels that an RmsNorm takes with an all_reduce, at most; not measured
+FUSED_STAGES = 4  # of all channels, for an all_reduce with its RmsNorm at most: an estimate
 
 
 class Unreachable(RingcommError):
@@ -40,7 +40,7 @@ class Unreachable(RingcommError):
 
 
 class RmsNorm(NamedTuple):
-    """What follows an all_reduce in the same launch (rc_rms_norm): addresses on the device, multiples of 16."""
+    """RMSNorm after an all_reduce, in the same launch (rc_rms_norm): addresses on the device, multiples of 16."""
 
     residual: Any
     weight: Any
@@ -72,10 +72,12 @@ class CudaGroup:
         assert channel is not None
         self._channel = channel  # for this class only
         try:
-            found = channel.run_on_all("all_gather", lambda: (device.uuid, device.limits(host.size)))
-            gpus, (limits, *_) = [gpu for gpu, _ in found], [limits for _, limits in found]  # those of rank 0
-            sharing = max(map(gpus.count, gpus))
-            exported = channel.run_on_all("all_gather", lambda: self._allocate(sharing, limits))
+            found = channel.run_on_all(
+                "all_gather", lambda: (device.uuid, device.gpu.multiprocessors, device.limits(host.size))
+            )
+            gpus, multiprocessors, (limits, *_) = zip(*found, strict=True)  # all ranks use the limits of rank 0
+            shape = device.shape_for(max(map(gpus.count, gpus)), min(multiprocessors))
+            exported = channel.run_on_all("all_gather", lambda: self._allocate(shape, limits))
             for step in (lambda: self._open([handle for _, handle in exported]), self._probe):
                 for rank, reason in enumerate(channel.run_on_all("all_gather", step)):
                     if reason:
@@ -85,8 +87,8 @@ class CudaGroup:
             channel.close()
             raise
 
-    def _allocate(self, sharing: int, limits: Limits) -> tuple[str, str]:
-        self._arena = Arena(self.device, self._host.rank, self._host.size, self.device.shape_for(sharing))
+    def _allocate(self, shape: Shape, limits: Limits) -> tuple[str, str]:
+        self._arena = Arena(self.device, self._host.rank, self._host.size, shape)
         self.handle = self._arena.open_group(self._host.handle, limits)
         self._own_stream = OwnStream(int(ffi.cast("uintptr_t", lib.rc_gpus_stream(self.handle))))
         self._watch = Watch(self._host, self._channel, self.device, self._arena, self.handle)
@@ -176,21 +178,18 @@ class CudaGroup:
 
     def can_normalize(self, call: CollectiveCall, width: int) -> bool:
         """Return whether one launch does an all_reduce of rows of this width and its RmsNorm; the same on all ranks."""
-        shape, item = self.device.shape, lib.rc_dtype_bytes(call.dtype)
-        few = self._host.size * call.count * item <= FUSED * shape.channels * shape.stage_bytes
+        shape, item = self._arena.shape, lib.rc_dtype_bytes(call.dtype)
+        few = self._host.size * call.count * item <= FUSED_STAGES * shape.channels * shape.stage_bytes
         return few and call.count > 0 and width * item <= shape.stage_bytes and width * item % PACK == 0
 
     def _load(self, code: int, arguments: list[CollectiveCall], pointer: Any = NULL, kernel: int = -1) -> None:
-        """Compile and load the kernel of a call, unless it is loaded; `kernel`: see rc_cuda_plan_of.
+        """Compile and load the kernel of a call, unless it is loaded; `kernel`: see rc_gpus_plan.
 
         A load may wait for the kernels that this process has launched before. Each of them ends as soon as all ranks
         have launched it; so if all ranks make their calls in one order, as they must, some load can always go on.
         """
         plan, loaded, capturing = ffi.new("rc_cuda_plan *"), ffi.new("int *"), ffi.new("int *")
-        if kernel < 0:
-            check(lib.rc_gpus_plan(self.handle, code, arguments, plan, loaded))
-        else:
-            check(lib.rc_cuda_plan_of(self._arena.shape, code, arguments, kernel, plan))
+        check(lib.rc_gpus_plan(self.handle, code, arguments, kernel, plan, loaded))
         if loaded[0]:
             return
         if pointer:
@@ -227,7 +226,8 @@ class CudaGroup:
     def share_segments(self, addresses: Iterable[int]) -> None:
         """Make the segments in which these addresses are symmetric, as soon as all ranks have shared theirs."""
         self.check()
-        self._buffers.segments.share(addresses)
+        with self._watch.exchanging:
+            self._buffers.segments.share(addresses)
 
     def close(self) -> bool:
         """End the launches in flight, and free the arena when no peer has it open. Return False in a signal handler

@@ -1,9 +1,9 @@
 """Segments, which the allocator of a program takes (bindings/src/cuda/segments.h), as symmetric buffers of a group.
 
-Ranks take segments when they need them, not together. So a rank that has a new one tells the others, and a thread maps
-theirs: none waits for another. The n-th segments of one size that the ranks tell of are one buffer. Until all ranks
-have mapped it, calls on it take the usual path: the kernels of all ranks agree on that at each call
-(kernels/cuda/symmetric.cuh).
+Ranks take segments when they need them, not together. So a rank announces a new one to the others, and a thread of each
+rank maps those of its peers: no rank waits for another. The n-th segments of one size that the ranks announce are one
+buffer. Until all ranks have mapped it, calls on it take the usual path: the kernels of all ranks agree on that at each
+call (kernels/cuda/symmetric.cuh).
 """
 
 import json
@@ -18,7 +18,7 @@ import numpy as np
 from ringcomm.devices.contract import Memory
 from ringcomm.devices.device import Device
 from ringcomm.devices.gpu import DeviceMemory
-from ringcomm.errors import RingcommError, describe_error, refuse
+from ringcomm.errors import ArgumentError, RingcommError, describe_error, refuse
 from ringcomm.machine.threads import start_thread
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.contract import LocalTransport, TransferCall
@@ -36,12 +36,13 @@ Key = tuple[int, int]  # of a buffer: its size, and how many of this size there 
 
 
 class BufferRow(NamedTuple):
-    """A symmetric buffer, as the core finds arrays in it (rc_gpu_buffer)."""
+    """A symmetric buffer, as the core finds arrays in it: the fields of rc_gpu_buffer, in their order."""
 
     begin: int
     size: int
     bases: int
     number: int
+    multicast: int = 0
     addresses: Any = NULL  # on all ranks; NULL: these have not mapped it together
 
 
@@ -49,7 +50,7 @@ class SharedBuffer:
     """The segments of all ranks with one key."""
 
     def __init__(self) -> None:
-        self.handles: dict[int, str] = {}  # by rank, of the ranks that have told
+        self.handles: dict[int, str] = {}  # by rank, of the ranks that have announced theirs
         self.opened: list[Memory] = []  # of all ranks
         self.table: Memory | None = None  # of their addresses, once all are open
 
@@ -70,37 +71,41 @@ def segment_of(device: Device, address: int) -> tuple[int, int]:
 
 
 class SharedSegments:
-    """The segments of one rank of a group of GPUs, and those of its peers, which tell of them over `channel`.
+    """The segments of one rank of a group of GPUs, and those of its peers, which announce them over `channel`.
 
     `publish` is called when the rows have changed.
     """
 
     def __init__(self, device: Device, channel: LocalTransport, publish: Callable[[], None]) -> None:
-        self._device, self._channel, self._publish = device, channel, publish
+        self._device, self._channel = device, channel
         self._lock = threading.Lock()  # guards what follows
-        self._told: set[int] = set()  # the addresses of segments
+        self._announced: set[int] = set()  # the addresses of segments
         self._counts: Counter[int] = Counter()  # of the sizes of these
         self._buffers: defaultdict[Key, SharedBuffer] = defaultdict(SharedBuffer)
         self._thread: threading.Thread | None = None
+        self._publish: Callable[[], None] | None = publish  # None: closed
 
     def share(self, addresses: Iterable[int]) -> None:
-        """Tell the other ranks of the segments in which these addresses are. Waits for no rank."""
+        """Announce the segments in which these addresses are to the other ranks. Waits for no rank.
+
+        Not to be interrupted by a signal handler that closes the group.
+        """
         with self._lock:
             for address in addresses:
                 begin, size = segment_of(self._device, address)
-                if begin not in self._told:
-                    self._tell(begin, size)
+                if begin not in self._announced:
+                    self._announce(begin, size)
             if self._thread is None and self._channel.size > 1:
                 self._thread = start_thread("ringcomm segments", self._listen)
 
-    def _tell(self, begin: int, size: int) -> None:
+    def _announce(self, begin: int, size: int) -> None:
         key = size, self._counts[size]
         handle = self._device.export(DeviceMemory(begin))
         notice = json.dumps([key, handle]).encode().ljust(NOTICE_BYTES)
         for rank in range(self._channel.size):
             if rank != self._channel.rank:
                 self._channel.transfer(_message(lib.RC_SEND, ffi.from_buffer(notice), rank))
-        self._told.add(begin)
+        self._announced.add(begin)
         self._counts[size] += 1
         self._add(key, self._channel.rank, handle)
 
@@ -114,17 +119,22 @@ class SharedSegments:
 
     def _listen(self) -> None:
         notice = bytearray(NOTICE_BYTES)
-        try:
-            while True:
+        while True:
+            try:
                 rank = self._channel.transfer(_message(lib.RC_RECV, ffi.from_buffer(notice), -1))
-                key, handle = json.loads(notice)
-                with self._lock:
-                    self._add((key[0], key[1]), rank, handle)
-        except RingcommError as error:  # the group has closed or failed
-            log.debug("no more segments are mapped: %s", error)
+            except ArgumentError:  # the group has closed
+                return
+            except RingcommError as error:
+                log.warning("no more segments of peers are mapped: %s", error)
+                return
+            key, handle = json.loads(notice)
+            with self._lock:
+                self._add((key[0], key[1]), rank, handle)
 
     def _add(self, key: Key, rank: int, handle: str) -> None:
-        """Take note of a segment; map those of all ranks once all have told."""
+        """Take note of a segment; map those of all ranks once all have announced theirs."""
+        if self._publish is None:
+            return
         buffer = self._buffers[key]
         buffer.handles[rank] = handle
         if len(buffer.handles) < self._channel.size:
@@ -132,17 +142,18 @@ class SharedSegments:
         try:
             buffer.opened = [self._device.open(buffer.handles[each]) for each in range(self._channel.size)]
             table = self._device.allocate(8 * self._channel.size, "the table of a symmetric buffer")
+            addresses = np.array([memory.address for memory in buffer.opened], np.uint64)
+            self._device.write(table, 0, addresses.tobytes())
+            buffer.table = table
+            self._publish()
         except (OSError, RuntimeError, RingcommError) as error:  # RuntimeError: CUDA's
+            buffer.opened, buffer.table = [], None
             log.warning("tensors in a segment of %d bytes are not symmetric: %s", key[0], describe_error(error))
-            return
-        addresses = np.array([memory.address for memory in buffer.opened], np.uint64)
-        self._device.write(table, 0, addresses.tobytes())
-        buffer.table = table
-        self._publish()
 
     def close(self) -> None:
         """Close the segments of the peers."""
         with self._lock:
+            self._publish = None  # its owner has this object: a cycle would keep the memory of the group
             self._buffers.clear()
 
 

@@ -52,7 +52,7 @@ class DeviceBuffer:
         self._lease: weakref.ref[BufferLease] | None = None
 
     def open(self, device: Device, rank: int, handles: list[str]) -> None:
-        """Open the buffers of all ranks. Raises OSError or RuntimeError, as CuPy does."""
+        """Open the buffers of all ranks. Raises OSError or RuntimeError, as the driver does."""
         self.opened = [self.memory if each == rank else device.open(handle) for each, handle in enumerate(handles)]
         addresses = np.array([memory.address for memory in self.opened], np.uint64)
         device.write(self.memory, self._table, addresses.tobytes())
@@ -123,7 +123,8 @@ class DeviceBuffers:
         with self._publishing:
             rows = self.segments.rows()
             for number, buffer in [*self._buffers.items()]:
-                rows.append(BufferRow(buffer.memory.address, buffer.size, buffer.bases, number, buffer.addresses))
+                begin, size, bases = buffer.memory.address, buffer.size, buffer.bases
+                rows.append(BufferRow(begin, size, bases, number, addresses=buffer.addresses))
             check(lib.rc_gpus_set_buffers(self._gpus, rows, len(rows)))
 
     def own(self) -> list[DeviceBuffer]:

@@ -27,7 +27,7 @@ class VirtualRanks:
             raise refuse("virtual ranks", f"at most {lib.RC_VIRTUAL_RANKS}", size)
         self.device, self.size, self._timeout = device, size, timeout
         self._limits = device.limits(size)
-        shape = shape or device.shape_for(size)
+        shape = shape or device.shape_for(size, device.gpu.multiprocessors)
         self._arenas = [Arena(device, rank, size, shape) for rank in range(size)]
         for arena in self._arenas:
             arena.join([each.memory for each in self._arenas])
@@ -88,7 +88,7 @@ class VirtualCall:
         ranks.device.kernel(self._variant)  # loads it
 
     def launch(self, stream: Any) -> None:
-        """Queue the call. The caller keeps it and its arrays until the stream has come so far."""
+        """Queue the call. The caller keeps it and its arrays until the stream has done it."""
         self._ranks.device.launch_virtual(self._variant, self._args, self._ranks.size, self.blocks, stream)
 
 

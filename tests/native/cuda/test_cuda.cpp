@@ -176,24 +176,29 @@ struct Case {
     int odd = 99;
     bool multicast = false;    // the symmetric buffers have a multicast address
     bool overwritten = false;  // each rank writes its arrays as soon as its launch has ended
+    uint64_t width = 0;        // of rows to which RMSNorm is applied; 0: to none
 
     std::string describe(int n) const {
         return "kernel " + std::to_string(kernel) + " dtype " + std::to_string(dtype) + " op " + std::to_string(op) +
                " count " + std::to_string(count) + " root " + std::to_string(root) + " blocks " +
                std::to_string(blocks) + " ranks " + std::to_string(n) + (in_place ? " in place" : "") +
-               (tables ? " with tables" : "") + (symmetric ? " symmetric" : "") + (multicast ? " multicast" : "");
+               (tables ? " with tables" : "") + (symmetric ? " symmetric" : "") + (multicast ? " multicast" : "") +
+               (width ? " width " + std::to_string(width) : "");
     }
 };
 
 using Table = std::vector<uint64_t>;
 
+constexpr float EPSILON = 1e-5f;  // of RMSNorm
+
 struct Trial {
     World& world;
     const Case& test;
     const int n = world.shape.ranks;
-    const uint64_t item = item_of(test.dtype), shift = random_bits() % 2 * 4;
+    const uint64_t item = item_of(test.dtype), shift = test.width ? 0 : random_bits() % 2 * 4;
     std::vector<Table> send, recv;  // the offsets of each rank
     std::vector<Memory> inputs, outputs;
+    std::vector<Memory> residual, weight, normalized;  // the first two: the same for all ranks
     std::vector<gpu::Args> calls;
     std::vector<byte*> input_bases, output_bases;
 
@@ -215,7 +220,12 @@ struct Trial {
     }
 
     void run() {
-        const bool exact = test.kernel <= RING_REDUCE;
+        const bool exact = test.kernel <= RING_REDUCE || test.width;  // then squares are summed exactly, in any order
+        if (test.width) {
+            residual.emplace_back(test.count * item, 0), weight.emplace_back(test.width * item, 0);
+            fill(residual[0].data(), test.count, test.dtype, PROD, exact);
+            fill(weight[0].data(), test.width, test.dtype, PROD, exact);
+        }
         for (int r = 0; r < n; ++r) {
             Table sends{0}, receives{0};
             for (int p = 0; p < n; ++p) sends.push_back(sends.back() + length(r, p));
@@ -224,7 +234,7 @@ struct Trial {
         }
         for (int r = 0; r < n; ++r) {
             const uint64_t in = blocks_in() ? send[r][n] : length(r, r), out = blocks_out() ? recv[r][n] : length(r, r);
-            if (test.symmetric) {  // at the same alignment on all ranks
+            if (test.symmetric || test.width) {  // at the same alignment on all ranks
                 inputs.emplace_back(in * item, shift), outputs.emplace_back(out * item, shift);
             } else {
                 inputs.emplace_back(in * item), outputs.emplace_back(out * item);
@@ -240,6 +250,10 @@ struct Trial {
             if (test.tables) a.send_offsets = send[r].data(), a.recv_offsets = recv[r].data();
             a.root = test.root;
             a.factor = test.factor;
+            if (test.width) {
+                normalized.emplace_back(out * item, 0);
+                a.norm = {residual[0].data(), weight[0].data(), normalized[r].data(), test.width, EPSILON};
+            }
             calls.push_back(a);
         }
         if (test.symmetric) locate();
@@ -275,11 +289,39 @@ struct Trial {
     }
 
     void check(int r) {
+        if (test.width) return check_norm(r);
         const auto [wanted, count] = expected(r);
         const bool right = same_values(test.dtype, outputs[r].data(), wanted.data(), count);
         expect(right, test.describe(n) + ", on rank " + std::to_string(r));
         const uint64_t room = std::max(count, blocks_out() ? recv[r][n] : length(r, r));
         expect(outputs[r].margins_hold(room * item), "margin, " + test.describe(n));
+    }
+
+    void check_norm(int r) {
+        std::vector<const byte*> parts;
+        for (auto& input : inputs) parts.push_back(input.data());
+        std::vector<byte> sums = reduced(parts, test.count, test.dtype, SUM, 1), scaled(sums.size());
+        const auto value = [&](const byte* array, uint64_t i) { return value_at(test.dtype, array + i * item); };
+        const auto put = [&](std::vector<byte>& array, uint64_t i, float x) {
+            put_value(test.dtype, &array[i * item], x);
+        };
+        for (uint64_t row = 0; row < test.count; row += test.width) {
+            double squares = 0;
+            for (uint64_t i = row; i < row + test.width; ++i) {
+                put(sums, i, value(sums.data(), i) + value(residual[0].data(), i));
+                squares += std::pow(value(sums.data(), i), 2.0);
+            }
+            const float mean = static_cast<float>(squares / static_cast<double>(test.width));
+            const float scale = 1 / std::sqrt(mean + EPSILON);
+            for (uint64_t i = row; i < row + test.width; ++i) {
+                put(scaled, i, value(sums.data(), i) * scale);
+                put(scaled, i, value(scaled.data(), i) * value(weight[0].data(), i - row));
+            }
+        }
+        const uint64_t bytes = test.count * item;
+        expect(!memcmp(outputs[r].data(), sums.data(), bytes), "sums, " + test.describe(n));
+        expect(!memcmp(normalized[r].data(), scaled.data(), bytes), "normalized, " + test.describe(n));
+        expect(outputs[r].margins_hold(bytes) && normalized[r].margins_hold(bytes), "margin, " + test.describe(n));
     }
 
     // The bytes of rank r's output, and how many of its elements are defined.
@@ -358,6 +400,11 @@ void check_calls(int n, uint64_t seed, std::span<Case> cases) {
         test.symmetric = random_bits() % 2;
         test.multicast = random_bits() % 2;
         test.odd = static_cast<int>(random_bits() % 16);
+        const bool normalizes = test.dtype == FLOAT16 || test.dtype == BFLOAT16 || test.dtype == FLOAT32;
+        if (test.kernel == ONE_SHOT && test.op == SUM && normalizes && random_bits() % 2) {
+            test.width = PACK / item_of(test.dtype) * one_of<uint64_t>({1, 2});  // the longest of the tiny shape
+            test.count = test.width * one_of<uint64_t>({1, 3, 7, 20});
+        }
         run_case(world, test);
     }
 }
@@ -433,7 +480,7 @@ void check_symmetric() {
         }
 }
 
-// Once along the ring data go in at least four pieces a hop, so that the last rank does not wait long for the first.
+// Once along the ring data go in four pieces for each rank, so that the last one does not wait long for the first.
 void check_pieces() {
     constexpr int RANKS = 3;
     for (const int kernel : {RING_BROADCAST, RING_REDUCE}) {
@@ -466,6 +513,23 @@ void check_multicast() {
             }
 }
 
+void check_norms() {
+    for (const int dtype : {FLOAT16, BFLOAT16, FLOAT32})
+        for (const uint64_t packs : {1, 2})
+            for (const bool in_place : {false, true}) {
+                World world(tiny_shape(3));
+                const uint64_t width = packs * PACK / item_of(dtype);
+                for (const uint64_t rows : {1, 2, 9})
+                    run_case(world, {.kernel = ONE_SHOT,
+                                     .dtype = dtype,
+                                     .op = SUM,
+                                     .count = rows * width,
+                                     .blocks = 2,
+                                     .in_place = in_place,
+                                     .width = width});
+            }
+}
+
 // Data in one direction only, so that no other flag gives the order that a weakened one has lost; and repeated calls.
 void check_races() {
     World world(tiny_shape(3, 1));
@@ -473,6 +537,7 @@ void check_races() {
         run_case(world, {RING_BROADCAST, UINT8, SUM, 500});
         run_case(world, {BROADCAST, UINT8, SUM, 500});
         run_case(world, {ONE_SHOT, INT32, SUM, 100});
+        run_case(world, {.kernel = ONE_SHOT, .dtype = FLOAT32, .op = SUM, .count = 48, .width = 8});
         run_case(world, {ONE_SHOT_REDUCE, INT32, SUM, 100});
         run_case(world, {TWO_SHOT, INT32, SUM, 100});
         run_case(world, {RING_ALL_REDUCE, INT32, SUM, 100});
@@ -517,6 +582,7 @@ int main(int count, char** words) {
     check_symmetric();
     check_pieces();
     check_multicast();
+    check_norms();
     check_many_ranks();
     check_stale_lines();
     check_races();

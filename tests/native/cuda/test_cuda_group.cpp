@@ -71,7 +71,7 @@ public:
             rc_cuda_plan plan;
             int loaded;
             if (status != RC_UNPREPARED) return status;
-            DO(rc_gpus_plan(group, RC_ALL_REDUCE, &call, &plan, &loaded));
+            DO(rc_gpus_plan(group, RC_ALL_REDUCE, &call, -1, &plan, &loaded));
             if (loaded) return status;
             DO(rc_gpus_load(group, &plan, kernel));
         }

@@ -74,7 +74,7 @@ def test_other_coalesced_calls_are_launched_each():
     with gpus(), pytest.MonkeyPatch.context() as patch:
         tensors = [on_device(torch.ones(4)), on_device(torch.ones(3, dtype=torch.int64))]
         assert launches(lambda: coalesced(tensors)) == 2
-        patch.setattr(coalescing, "COALESCED", 31)
+        patch.setattr(coalescing, "COALESCED_BYTES", 31)
         tensors = [on_device(torch.ones(4)), on_device(torch.ones(4))]
         assert launches(lambda: coalesced(tensors)) == 2
 

@@ -11,6 +11,7 @@ import ringcomm.torch
 from harness import torch_world
 from ringcomm import ArgumentError, MismatchError
 from ringcomm.devices import emulated
+from ringcomm.native import check, ffi, lib
 from ringcomm.transports.contract import CollectiveCall
 from ringcomm.types import DTYPES as TYPES
 
@@ -95,6 +96,29 @@ def composed():
     ):
         call = CollectiveCall(None, None, rows * width, TYPES["float32"])
         assert group.can_normalize(call, width) is can
+        with pytest.MonkeyPatch.context() as patch:  # what counts is the memory that the ranks have agreed on
+            patch.setattr(emulated.EmulatedDevice, "shape", emulated.device.shape._replace(channels=1 << 20))
+            assert group.can_normalize(call, width) is can
+    for changes, text in REFUSED:
+        with pytest.raises(ArgumentError, match=text):
+            refused(group, **changes)
+
+
+def refused(group, dtype="float32", width=8, epsilon=EPS, **addresses):
+    call = CollectiveCall(ffi.cast("void *", 32), ffi.cast("void *", addresses.get("target", 32)), 32, TYPES[dtype])
+    arrays = {name: ffi.cast("void *", addresses.get(name, 32)) for name in ("residual", "weight", "output")}
+    norm = {**arrays, "width": width, "epsilon": epsilon}
+    check(lib.rc_gpus_rms_norm(group.handle, [call], [norm], ffi.NULL, -1.0, lib.RC_GPUS_PLAIN, ffi.NULL))
+
+
+REFUSED = [
+    ({"dtype": "int32"}, r"call: expected a sum of float16, bfloat16 or float32, got all_reduce\(int32 x 32, sum\)"),
+    ({"width": 12}, "norm.width: expected a multiple of 4 that divides 32 and is at most 256, got 12"),
+    ({"epsilon": -1.0}, "norm.epsilon: expected a finite number of at least 0, got -1"),
+    ({"weight": 0}, "norm.weight"),
+    ({"target": 200}, "call.target: expected an address that is a multiple of 16, got 0xc8"),
+    ({"output": 36}, "norm.output: expected an address that is a multiple of 16, got 0x24"),
+]
 
 
 @torch_world.on(2)
@@ -104,7 +128,9 @@ def test_rows_that_no_kernel_takes_are_left_to_the_steps():
 
 def different():
     width = 8 if dist.get_rank() else 16
-    with pytest.raises(MismatchError):
+    with pytest.raises(
+        MismatchError, match=r"different calls(.|\n)*RMSNorm of rows of 16(.|\n)*RMSNorm of rows of 8, eps"
+    ):
         call((32 // width, width), torch.float32, on_device)
     got, _ = call((2, 8), torch.float32, on_device)
     assert_same(got[1:], steps((2, 8), torch.float32)[1:])
