@@ -445,7 +445,7 @@ int rc_cuda_plan_of(const rc_cuda_shape* shape, const rc_cuda_limits* limits, in
                     int kernel, rc_cuda_plan* plan);
 
 /* A group of GPUs that access each other's memory. Python allocates and opens that memory, compiles the kernels and
- * handles failures; a call is one launch from here. */
+ * handles failures; calls are launched from here. */
 typedef struct rc_gpus rc_gpus;
 typedef struct {
     rc_cuda_shape shape;

@@ -1,4 +1,4 @@
-// What follows an all_reduce in a transformer, in the same launch: the sum with the residual, and RMSNorm of its rows.
+// After an all_reduce in a transformer, in the same launch: the sum with the residual, and RMSNorm of its rows.
 //
 //   sum    = round(round(all_reduce) + residual)
 //   scale  = 1 / sqrt(mean of the squares of a row of sum + epsilon), in float32

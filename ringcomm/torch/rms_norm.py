@@ -34,8 +34,9 @@ def all_reduce_rms_norm(
         hidden, residual = ringcomm.torch.all_reduce_rms_norm(hidden, residual, norm.weight, norm.eps, group=tp)
 
     Each step rounds to the dtype, as it does by itself: the bits are those of the steps one after another, as
-    transformers does them in Llama, where all_reduce adds in the same order. On GPUs small calls are one launch; other
-    calls, and those on the CPU, are made of these steps. Nothing is written in place, and autograd records nothing.
+    transformers does them in Llama, where all_reduce adds in the same order; on GPUs the order in which the squares of
+    a row are added may change a bit, but hardly ever does. There small calls are one launch; other calls, and those on
+    the CPU, are made of these steps. Nothing is written in place, and autograd records nothing.
     """
     _check(x, residual, weight, eps)
     comm = getattr(backend_of(group, x.device.type if x.is_cpu else "cuda"), "comm", None)

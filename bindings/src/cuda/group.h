@@ -57,7 +57,7 @@ public:
 
     // Launches a call, whose arguments have been checked, and returns its number. Throws RC_UNPREPARED if the kernel is
     // not loaded, or a failure has not been handled: then nothing was launched. `host` connects the same ranks.
-    // `norm`: of an all_reduce, what follows it in the same launch; otherwise empty.
+    // `norm`: the RMSNorm after an all_reduce, in the same launch; empty: none.
     uint64_t call(PeerGroup& host, const CallRecord& call, CUstream stream, rc_gpus_mode mode,
                   const cuda::RmsNorm& norm = {});
     bool capturing(CUstream stream);

@@ -78,7 +78,7 @@ class SharedSegments:
 
     def __init__(self, device: Device, channel: LocalTransport, publish: Callable[[], None]) -> None:
         self._device, self._channel = device, channel
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards all below
         self._announced: set[int] = set()  # the addresses of segments
         self._counts: Counter[int] = Counter()  # of the sizes of these
         self._buffers: defaultdict[Key, SharedBuffer] = defaultdict(SharedBuffer)

@@ -61,7 +61,7 @@ class Watch:
     def __init__(self, host: LocalTransport, channel: LocalTransport, device: Device, arena: Arena, gpus: Any) -> None:
         self.gpus = gpus  # the rc_gpus
         self.exchanging = ChannelLock()
-        self.lock = threading.RLock()  # guards what follows
+        self.lock = threading.RLock()  # guards all below
         self._host, self._channel, self._device, self._arena = host, channel, device, arena
         self._control = arena.control
         self._process = os.getpid()
