@@ -18,7 +18,7 @@ import numpy as np
 from ringcomm.devices.contract import Memory
 from ringcomm.devices.device import Device
 from ringcomm.devices.gpu import DeviceMemory
-from ringcomm.errors import ArgumentError, RingcommError, describe_error, refuse
+from ringcomm.errors import ArgumentError, PeerLost, RingcommError, describe_error, refuse
 from ringcomm.machine.threads import start_thread
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.contract import LocalTransport, TransferCall
@@ -122,7 +122,7 @@ class SharedSegments:
         while True:
             try:
                 rank = self._channel.transfer(_message(lib.RC_RECV, ffi.from_buffer(notice), -1))
-            except ArgumentError:  # the group has closed
+            except (ArgumentError, PeerLost):  # the group is closed here, or on all other ranks
                 return
             except RingcommError as error:
                 log.warning("no more segments of peers are mapped: %s", error)
