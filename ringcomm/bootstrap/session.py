@@ -235,7 +235,7 @@ class MemberStore(BaseSession):
     @property
     def connected(self) -> bool:
         """Whether the ranks of any start have connected."""
-        return any(key.startswith(connected_key("")) for key in self._values)
+        return any(key.startswith(connected_key("")) and value == CONNECTED for key, value in self._values.items())
 
     def set(self, key: str, value: bytes) -> Replies:
         return [*self._tell_watchers(encode("changed", value, key=key, set=True)), *super().set(key, value)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringcomm.bootstrap.session import MemberStore
+from ringcomm.bootstrap.session import CONNECTED, MemberStore
 from ringcomm.bootstrap.wire.framing import Frame
 from ringcomm.launcher.nodes import ALL_ENDED, NodeOptions, _Launchers
 
@@ -23,10 +23,11 @@ def test_the_nodes_have_ended_once_the_last_one_has(session):
     assert [peer for peer, _ in session.set("ended/2", b"")] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("connected", [False, True])
-def test_a_lost_launcher_ends_the_job_unless_its_ranks_have_connected(session, connected):
-    if connected:
-        session._membership.propose("connected/job", b"true")
+@pytest.mark.parametrize("decision", [b"", b"the reason for which they have not", CONNECTED])
+def test_a_lost_launcher_ends_the_job_unless_its_ranks_have_connected(session, decision):
+    connected = decision == CONNECTED
+    if decision:
+        session._membership.propose("connected/job", decision)
     session.lose(1, "has ended")
     assert session.has("ended/1") == connected
     assert str(session.failure) == ("None" if connected else "the launcher of node 1 (host 1) has ended")
