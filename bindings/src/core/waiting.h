@@ -5,7 +5,8 @@
 // allows. To sleep costs little: whoever has slept preempts them, when it is woken, so that the ranks of a job run at
 // the same time. But a yield costs a whole slice of theirs, some ms, and this rank's peers wait for it meanwhile. So a
 // rank with a core to itself never yields: it spins for some wake-ups, then sleeps. A rank that shares its core with
-// other ranks yields to them; once another program has taken a yield, it sleeps at once for a while.
+// other ranks yields to them; once another program has taken a yield, it sleeps at once for a while, unless many ranks
+// share each core (machine/placement.h).
 #pragma once
 
 #include <atomic>

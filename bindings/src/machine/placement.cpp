@@ -2,8 +2,10 @@
 #include "machine/placement.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace ringcomm {
 
@@ -15,6 +17,9 @@ constexpr uint64_t LOST_NS = 1'000'000;  // less than a slice of the kernel, mor
 int current_core() { return sched_getcpu(); }
 
 }  // namespace
+
+Placement::Placement(std::shared_ptr<Arena> arena)
+    : arena_(std::move(arena)), crowded_(arena_->size > CROWD * sysconf(_SC_NPROCESSORS_ONLN)) {}
 
 void Placement::publish_core(int member) const {
     arena_->rank(member).core.store(current_core() + 1, std::memory_order_relaxed);
@@ -48,6 +53,10 @@ void Placement::leave_shared_core(int member) {
 }
 
 bool Placement::yield(int member) {
+    if (crowded_) {
+        yield_core();
+        return true;
+    }
     const uint64_t begin = now_ns();
     if (!pause_.is_over(begin)) return false;
     publish_core(member);

@@ -14,7 +14,11 @@ namespace ringcomm {
 
 class Placement {
 public:
-    explicit Placement(std::shared_ptr<Arena> arena) : arena_(std::move(arena)) {}
+    // Ranks for each core of the machine, above which a call waits for so many turns of ranks that a slice of another
+    // program adds little: they yield to it as to each other. To sleep instead would take half of its time from it.
+    static constexpr int CROWD = 16;
+
+    explicit Placement(std::shared_ptr<Arena> arena);
 
     // Publishes the core of the calling thread of rank `member` of the world.
     void publish_core(int member) const;
@@ -30,6 +34,7 @@ public:
 
 private:
     const std::shared_ptr<Arena> arena_;
+    const bool crowded_;
     std::atomic<uint64_t> moved_{0};  // ns
     YieldPause pause_;
 };

@@ -62,6 +62,23 @@ struct Ranks {
     }
 };
 
+std::shared_ptr<File> file_for(int ranks) {
+    int fd;
+    DO(rc_file_create(&fd));
+    const auto file = std::make_shared<File>(fd);
+    close(fd);
+    file->extend_to(PartLayout(ranks, 64 << 10).arena_bytes(ranks));
+    return file;
+}
+
+// Whether one of so many ranks says when it yields, by which another knows that no other program had its core.
+bool looks_for_other_programs(int size) {
+    const auto arena = std::make_shared<Arena>(file_for(size), 0, size, 64 << 10);
+    Placement placement(arena);
+    placement.yield(0);
+    return arena->rank(0).yielded.load() != 0;
+}
+
 }  // namespace
 
 int main() {
@@ -74,12 +91,7 @@ int main() {
     cpu_set_t two = only(first);
     CPU_SET(second, &two);
 
-    int fd;
-    DO(rc_file_create(&fd));
-    const auto file = std::make_shared<File>(fd);
-    close(fd);
-    file->extend_to(PartLayout(3, 64 << 10).arena_bytes(3));
-    Ranks ranks(file);
+    Ranks ranks(file_for(3));
     CHECK(ranks.after_vain_spin(first, first, two) == second);
     CHECK(ranks.after_vain_spin(second, second, two) == first);
     CHECK(ranks.after_vain_spin(first, first, only(first)) == first);  // the user has bound it
@@ -88,5 +100,7 @@ int main() {
     CHECK(ranks.lost_core(0, 1));                                      // then another program
     CHECK(ranks.lost_core(1, 4));                                      // rank 1 is on another core
     CHECK(!ranks.placement.lost_core(0, 0, 900'000));
+    CHECK(looks_for_other_programs(int(Placement::CROWD * sysconf(_SC_NPROCESSORS_ONLN))));
+    CHECK(!looks_for_other_programs(int(Placement::CROWD * sysconf(_SC_NPROCESSORS_ONLN)) + 1));
     return failures ? 1 : 0;
 }
