@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -14,18 +13,6 @@ from ringcomm.torch.compat import native
 __all__ = ["Splitting"]
 
 c10d: Any = dist.distributed_c10d  # torch's stubs leave out much of what it calls
-
-
-@dataclass
-class SplitOptions:
-    """The Options of a group that another one is split into."""
-
-    store: Any
-    group_rank: int
-    group_size: int
-    timeout: timedelta
-    group_id: str
-    global_ranks_in_group: Sequence[int]
 
 
 class Splitting:
@@ -57,12 +44,14 @@ class Splitting:
             raise self.annotated(error)  # noqa: B904 (it is the same error)
         if comm is None:
             return None
-        ranks = [self._ranks[rank] if self._ranks else rank for rank in sorted(new_ranks)]
-        limit = timedelta(seconds=self.comm._transport.timeout) if timeout is None else timeout
-        store = c10d.PrefixStore(f"{name}/", self._store)
+        options = c10d._DistributedBackendOptions()
+        options.store, options.group_id = c10d.PrefixStore(f"{name}/", self._store), name
+        options.group_rank, options.group_size = comm.rank, comm.size
+        options.global_ranks_in_group = [self._ranks[rank] if self._ranks else rank for rank in sorted(new_ranks)]
+        options.timeout = timedelta(seconds=self.comm._transport.timeout) if timeout is None else timeout
         made: Any = type(self)
-        group = made(comm, SplitOptions(store, comm.rank, comm.size, limit, name, ranks))
-        group.set_timeout(limit)
+        group = made(comm, options)
+        group.set_timeout(options.timeout)
         group.setGroupDesc(group_desc or "undefined")
         native.register(group)
         return group
