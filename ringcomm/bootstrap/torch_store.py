@@ -179,7 +179,8 @@ class _Rendezvous:
             raise decode_error(failure)
         if where["host"] == host_id():
             if is_running(where["process"]):
-                self._seen = where["process"]
+                if where["process"] != process_id():
+                    self._seen = where["process"]
             elif where["process"] == self._seen:
                 raise _lost(self._seen)
         elif failure := where.get("elsewhere"):

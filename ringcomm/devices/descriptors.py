@@ -10,7 +10,6 @@ import secrets
 import socket
 import threading
 import time
-from contextlib import suppress
 
 from ringcomm.bootstrap.wire.framing import close_in_children
 from ringcomm.bootstrap.wire.unix import (
@@ -132,9 +131,13 @@ class _DescriptorServer:
                 warned = True
                 time.sleep(PAUSE)
                 continue
-            with suppress(OSError, RingcommError), DescriptorSocket(connection) as peer:
-                peer.settimeout(SECONDS)
-                self._answer(peer)
+            warned = False
+            try:
+                with DescriptorSocket(connection) as peer:
+                    peer.settimeout(SECONDS)
+                    self._answer(peer)
+            except (OSError, RingcommError) as error:
+                log.warning("a peer got no descriptor of memory of this process: %s", error)
 
     def _answer(self, peer: DescriptorSocket) -> None:
         if credentials(peer)[1] != os.geteuid():
