@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import harness
-from cases.on_device import SEGMENTS
 from harness import leftovers, pools
 from harness.rank import folders
 from ringcomm.devices import emulated
@@ -92,7 +91,7 @@ def nothing_is_left_behind():
         messages._spare,
     ):  # by closed communicators, until the process ends
         kept.clear()
-    for address in SEGMENTS:
+    for address in leftovers.SEGMENTS:
         emulated.device.gpu.free(address)
     gc.collect()  # tracebacks of failed calls and their frames may form cycles, which are no leak
     pools.stop_helpers()

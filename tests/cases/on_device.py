@@ -8,8 +8,6 @@ import numpy as np
 from cases.collectives import Arrays
 from ringcomm.devices import emulated
 
-SEGMENTS: set[int] = set()  # their addresses: ringcomm keeps them until the process ends, and conftest.py frees them
-
 
 class OnDevice(Arrays):
     """Makes the arrays of a call on the emulated device."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ringcomm.bench.job import shared_files
 
+SEGMENTS: set[int] = set()  # of GPU memory: ringcomm keeps them until the process ends, and conftest.py frees them
 MARK = "PYTEST_OF_RINGCOMM"  # with the id of this process, in the environment of every process that the tests start
 
 

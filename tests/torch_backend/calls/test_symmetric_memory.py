@@ -19,7 +19,7 @@ from device_tensors import DeviceTensor, on_device
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as fsdp
 
 import ringcomm.torch
-from cases.on_device import SEGMENTS
+from harness.leftovers import SEGMENTS
 from ringcomm import ArgumentError
 from ringcomm.devices import emulated
 from ringcomm.devices.gpu import DeviceMemory
