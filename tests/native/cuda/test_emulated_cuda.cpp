@@ -502,9 +502,9 @@ void check_skipped() {
 void check_failure() {
     World world(tiny_shape(2));
     Kernels kernels;
-    gpu::Args args[2] = {world.args(0, gpu::BARRIER, gpu::INT32, gpu::SUM, 1),
-                         world.args(1, gpu::RING_BROADCAST, gpu::INT32, gpu::SUM, 1)};
-    const gpu::Args* ranks = args;
+    gpu::VirtualRanks ranks{};
+    ranks.of[0] = world.args(0, gpu::BARRIER, gpu::INT32, gpu::SUM, 1);
+    ranks.of[1] = world.args(1, gpu::RING_BROADCAST, gpu::INT32, gpu::SUM, 1);
     int blocks = 1;
     void* parameters[] = {&ranks, &blocks};
     const CUstream stream = new_stream();
