@@ -5,6 +5,7 @@ in the job of each of them, by which all errors name it; it is empty where they 
 """
 
 from collections.abc import Collection, Sequence
+from itertools import chain
 
 from ringcomm.errors import CollectiveTimeout, PeerLost
 
@@ -12,9 +13,15 @@ __all__ = ["format_ranks", "lost_in_start", "missing_connections", "missing_rank
 
 
 def format_ranks(numbers: Collection[int], member: str = "rank") -> str:
-    """Return "rank 2", "ranks 2 and 3" or "ranks 1, 2 and 5"."""
-    *first, last = map(str, sorted(numbers))
-    return f"{member}s {', '.join(first)} and {last}" if first else f"{member} {last}"
+    """Return "rank 2", "ranks 2 and 3" or "ranks 0, 2 and 4-511"."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    *first, last = chain.from_iterable([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run) for run in runs)
+    return f"{member}{'s' * (len(numbers) > 1)} {', '.join(first) + ' and ' if first else ''}{last}"
 
 
 def rank_in_job(members: Sequence[int], rank: int) -> int:

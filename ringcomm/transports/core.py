@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from ringcomm.adapters import CODES, TENSORS
+from ringcomm.bootstrap.start_errors import format_ranks
 from ringcomm.callbacks import when_done
 from ringcomm.errors import MismatchError, RingcommError, describe_error, raise_first_failure, refuse
 from ringcomm.native import NULL, STATUS, NativeFastPath, check, ffi, lib
@@ -191,4 +192,4 @@ def by_rank(values: Sequence[str], member: str = "rank", members: Sequence[int] 
     """Describe which ranks have which value; `members`: their ranks in the job: see start_errors.py."""
     numbers = members or range(len(values))
     ranks = {value: [n for n, other in zip(numbers, values, strict=True) if other == value] for value in values}
-    return "; ".join(f"{value} on {member} {', '.join(map(str, where))}" for value, where in ranks.items())
+    return "; ".join(f"{value} on {format_ranks(where, member)}" for value, where in ranks.items())

@@ -26,7 +26,7 @@ def differ(comm):
 
 
 def test_different_versions_are_named_on_every_rank():
-    text = "the ranks run different versions of ringcomm: 1.0 on rank 0, 2; 1.1 on rank 1"
+    text = "the ranks run different versions of ringcomm: 1.0 on ranks 0 and 2; 1.1 on rank 1"
     assert harness.run(differ, 3) == [text] * 3
 
 

@@ -38,11 +38,22 @@ void reject(const std::string& message, const std::string& expected, const std::
 }
 
 std::string name_ranks(const std::vector<int>& ranks) {
-    std::string names = ranks.size() > 1 ? "ranks " : "rank ";
-    for (size_t i = 0; i < ranks.size(); ++i) {
-        names += format("%s%d", i == 0 ? "" : i + 1 < ranks.size() ? ", " : " and ", ranks[i]);
+    constexpr size_t SHORTEST_RANGE = 3;
+    std::vector<std::string> names;
+    for (size_t begin = 0, end; begin < ranks.size(); begin = end) {
+        end = begin + 1;
+        while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+        if (end - begin >= SHORTEST_RANGE) {
+            names.push_back(format("%d-%d", ranks[begin], ranks[end - 1]));
+        } else {
+            for (size_t i = begin; i < end; ++i) names.push_back(std::to_string(ranks[i]));
+        }
     }
-    return names;
+    std::string text = ranks.size() > 1 ? "ranks " : "rank ";
+    for (size_t i = 0; i < names.size(); ++i) {
+        text += (i == 0 ? "" : i + 1 < names.size() ? ", " : " and ") + names[i];
+    }
+    return text;
 }
 
 std::string mismatch_heading(uint64_t epoch) {

@@ -30,7 +30,7 @@ Failure death_in_split(int rank, const std::string& how);
 // The same; a check that passes has no string on its stack, which the stack protector would watch in every call.
 [[noreturn]] void rejectf(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
 
-std::string name_ranks(const std::vector<int>& ranks);  // "rank 2", or "ranks 0, 1 and 2"
+std::string name_ranks(const std::vector<int>& ranks);  // sorted: "rank 2", or "ranks 0, 2 and 4-511"
 
 std::string mismatch_heading(uint64_t epoch);
 

@@ -1,7 +1,9 @@
 // RunningCollective: its end by a failure, and the texts of a timeout and a mismatch.
 #include "core/running_collective.h"
 
+#include <algorithm>
 #include <cinttypes>
+#include <utility>
 
 namespace ringcomm {
 
@@ -41,9 +43,15 @@ Failure RunningCollective::timeout(const std::string& why, const std::vector<int
 }
 
 Failure RunningCollective::mismatch(uint64_t epoch, int other, const Signatures& signatures) const {
-    MessageLines lines(mismatch_heading(epoch));
+    std::vector<std::pair<Signature, std::vector<int>>> calls;  // and the ranks that made each
     for (int p = 0; p < size; ++p) {
-        lines.add(format("  rank %d: ", p) + describe_beside(signatures(p), signatures(0)));
+        const auto same =
+            std::find_if(calls.begin(), calls.end(), [&](const auto& each) { return each.first == signatures(p); });
+        (same == calls.end() ? calls.emplace_back(signatures(p), std::vector<int>()) : *same).second.push_back(p);
+    }
+    MessageLines lines(mismatch_heading(epoch));
+    for (const auto& [signature, ranks] : calls) {
+        lines.add("  " + name_ranks(ranks) + ": " + describe_beside(signature, signatures(0)));
     }
     const Signature &own = signatures(rank), &theirs = signatures(other);
     Failure failure(RC_MISMATCH, lines.text(), other, describe(own), describe(theirs));

@@ -35,7 +35,7 @@ def start_where_one_thread_may_call_mpi(world):
         if layout == "0011":
             error = raised(ArgumentError, lambda config=config: ringcomm.init(config=config, mpi_comm=world))
             text = "MPI runs at a thread level below MPI_THREAD_SERIALIZED: set MPI4PY_RC_THREAD_LEVEL=multiple"
-            assert str(error) == f"{text} (ranks 0, 1, 2 and 3)"
+            assert str(error) == f"{text} (ranks 0-3)"
         else:
             with ringcomm.init(config=config, mpi_comm=world) as comm:
                 check_usable(comm)
@@ -152,7 +152,8 @@ def sums_on_devices(comm, reachable):
                     assert_same(x, inputs[comm.rank])
         on_gpus = len(reachable) == comm.size
         for odd in (emulated.array(np.ones(6)), np.ones(5))[: 1 + on_gpus]:
-            with pytest.raises(MismatchError, match=r"rank 1: all_reduce\(float64 x 5, sum\)" + " on GPUs" * on_gpus):
+            text = r"ranks? 1.*: all_reduce\(float64 x 5, sum\)" + " on GPUs" * on_gpus
+            with pytest.raises(MismatchError, match=text):
                 comm.all_reduce(emulated.array(np.ones(5)) if comm.rank else odd)
         assert_same(comm.all_reduce(emulated.array(np.ones(5))), np.full(5, float(comm.size)))
     return most

@@ -60,7 +60,7 @@ def test_an_mpi_communicator_can_be_passed_and_stays_unchanged(library):
 def differ_in_the_version(world):
     with patch.object(facts, "VERSION", "0.0.9" if world.rank == 2 else "1.2.3"):
         error = raised(ArgumentError, lambda: ringcomm.init(harness.OPERATION, mpi_comm=world))
-    assert str(error) == "the ranks run different versions of ringcomm: 1.2.3 on rank 0, 1, 3; 0.0.9 on rank 2"
+    assert str(error) == "the ranks run different versions of ringcomm: 1.2.3 on ranks 0, 1 and 3; 0.0.9 on rank 2"
     assert error.rank == 2
 
 
