@@ -15,7 +15,7 @@ class Work:
     """A call started with `async_op=True`.
 
     Until it is done, do not write its source or access its target. The call runs on if the work is dropped; closing or
-    dropping the communicator ends it.
+    dropping the communicator ends it. A later call raises the error of one whose work was dropped: see docs/errors.md.
     """
 
     def wait(self, timeout: float | None = None) -> Any:

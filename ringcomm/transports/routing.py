@@ -257,6 +257,8 @@ class RoutingTransport:
         if closed and failure:
             self._unraised = None
             raise failure
+        if closed:
+            self._staged.check_dropped()
         return closed
 
     def synchronize(self) -> None:
@@ -269,6 +271,7 @@ class RoutingTransport:
             self._group.poll()
             self._group.check()
         self._host.check()
+        self._staged.check_dropped()
 
 
 class _Done:

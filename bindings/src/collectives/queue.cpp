@@ -109,12 +109,6 @@ void CollectiveQueue::start_first() {
     if (!call.started && group_.can_start(call)) start(call);
 }
 
-// Where another thread runs a call, that one throws it.
-void CollectiveQueue::check_calls() {
-    const std::unique_lock executor(executor_, std::try_to_lock);
-    if (executor) group_.check_calls();
-}
-
 bool CollectiveQueue::run_next() {
     std::shared_ptr<QueuedCall> next;
     {
@@ -246,6 +240,8 @@ void CollectiveQueue::run_recorded(CallRecord& call) {
         group_.fail(Failure(RC_SYSTEM, other.what(), group_.rank));
     }
     group_.flight.end(call.flight, RC_OK);
+    if (call.deferred_mismatch) *call.deferred_mismatch = group_.has_kept_failure();
+    if (!call.is_part()) group_.check_calls();
 }
 
 void CollectiveQueue::stop() {
