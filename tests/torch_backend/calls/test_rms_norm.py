@@ -181,7 +181,5 @@ def test_wrong_arguments_are_refused():
 
 def test_without_a_group_of_ringcomm_it_is_refused():
     x = DeviceTensor(torch.ones(1, 8))
-    with pytest.raises(
-        ArgumentError, match="whose tensors on GPUs use the backend ringcomm, got no default"
-    ):
+    with pytest.raises(ArgumentError, match="whose tensors on GPUs use the backend ringcomm, got no default"):
         ringcomm.torch.all_reduce_rms_norm(x, x, x[0])
