@@ -527,8 +527,8 @@ void* rc_gpus_stream(rc_gpus* gpus);      /* that of RC_GPUS_ASYNC */
 /* Returns once the call has ended, with its failure, that of the group, or RC_TIMEOUT, which breaks the group. A
  * negative timeout waits as long as the kernels do. */
 int rc_gpus_wait(rc_gpus* gpus, uint64_t number, double timeout);
-/* Describes a call as errors do. RC_ARGUMENT: it is too long ago. */
-int rc_gpus_describe(rc_gpus* gpus, uint64_t number, char* text, uint64_t bytes, double* timeout);
+/* Describes a call as errors do. `by_copy_engines`: whether they move its data. RC_ARGUMENT: it is too long ago. */
+int rc_gpus_describe(rc_gpus* gpus, uint64_t number, char* text, uint64_t bytes, double* timeout, int* by_copy_engines);
 /* Watches the launches in flight, on a thread for it: aborts them when the group fails, fails the group when a peer is
  * lost. Returns when Python has something to do: a kernel has failed (rc_cuda_control), or the call of rc_gpus_notify
  * has ended. `stopped` 1: there is nothing to watch any more. */
