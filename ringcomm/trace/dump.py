@@ -17,7 +17,7 @@ from ringcomm.machine.files import create_atomic
 from ringcomm.native import lib
 from ringcomm.trace.flight_files import SUFFIX, VERSION, Record, key_of, read_flight
 from ringcomm.trace.recorder import group_id
-from ringcomm.transports.core import report
+from ringcomm.transports.core import rank_reports
 
 __all__ = ["dump_if_asked"]
 
@@ -57,8 +57,7 @@ def _dump(folder: Path, groups: list[_Group], error: RingcommError) -> None:
     for group in groups:
         with suppress(RingcommError):  # closed
             about = {"group": group_id(group.handle), "seen_by": group.rank}
-            lines = report(group.handle, group.size, CALLS, lib.rc_report_json).splitlines()
-            found += [about | json.loads(line) for line in lines]
+            found += [about | each for each in rank_reports(group.handle, group.size, CALLS)]
     if not found:
         return
     kind = type(error).__name__

@@ -13,15 +13,20 @@ from ringcomm.transports.contract import RECORDED_CALLS, CollectiveCall, FastPat
 from ringcomm.types import COLLECTIVES, DTYPES, OPS, PATHS
 from ringcomm.work import StartedWork
 
-__all__ = ["NativeTransport", "NativeWork", "by_rank", "make_fast_path"]
+__all__ = ["NativeTransport", "NativeWork", "by_rank", "make_fast_path", "rank_reports"]
 
 REGROUPING = {"shrink": lib.RC_REGROUPING_SHRINK, "grow": lib.RC_REGROUPING_GROW}
 FACT_BYTES = 2048  # of a fact in `all_gather_facts`: the same on all ranks, and enough for those that use it
 CALL_BYTES = 256  # of a call in a report, at most
 
 
-def report(handle: Any, size: int, calls: int, write: Any = lib.rc_report) -> str:
-    """Return a line per rank about its last calls: for people, or by `lib.rc_report_json` for programs."""
+def rank_reports(handle: Any, size: int, calls: int) -> list[dict[str, Any]]:
+    """Return what each rank does, and its last calls: see rc_report_json."""
+    return [json.loads(line) for line in _report(handle, size, calls, lib.rc_report_json).splitlines()]
+
+
+def _report(handle: Any, size: int, calls: int, write: Any) -> str:
+    """Return a line per rank about its last calls."""
     calls = min(calls, RECORDED_CALLS)
     most = calls + max(calls, 4) + 1  # done, still running, and the state of the rank
     text = ffi.new("char[]", CALL_BYTES * most * size)
@@ -92,7 +97,7 @@ class NativeTransport:
         return PATHS[path[0]], int(chunks[0])
 
     def report(self, calls: int) -> str:
-        return report(self.handle, self.size, calls)
+        return _report(self.handle, self.size, calls, lib.rc_report)
 
     @contextmanager
     def recorded(self, call: str) -> Iterator[None]:

@@ -208,14 +208,14 @@ def test_of_two_first_writers_the_second_adds_its_calls(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "exists", lambda _: False)  # as both have found it
     error, done = ringcomm.PeerLost("rank 2 died"), {"outcome": "done", "seconds": 1.0, "ago": 2.0, "waits_for": None}
 
-    def line(rank, *calls):
+    def report(rank, *calls):
         calls = [{"call": call, **done} for call in calls]
-        return json.dumps({"rank": rank, "answered": bool(calls), "state": "no answer" * (not calls), "calls": calls})
+        return {"rank": rank, "answered": bool(calls), "state": "no answer" * (not calls), "calls": calls}
 
     with ringcomm.init() as comm:
         facts = {"size": 2, "handle": comm._transport.handle}
-        for rank, lines in ((0, [line(0, "a"), line(1)]), (1, [line(0), line(1, "b")]), (1, [])):
-            monkeypatch.setattr(dump, "report", lambda *_, lines=lines: "\n".join(lines))
+        for rank, reports in ((0, [report(0, "a"), report(1)]), (1, [report(0), report(1, "b")]), (1, [])):
+            monkeypatch.setattr(dump, "rank_reports", lambda *_, reports=reports: reports)
             dump._dump(tmp_path, [SimpleNamespace(rank=rank, **facts)], error)
     (file,) = tmp_path.iterdir()
     took = "done after 1.00 s, 2.000 s ago"
