@@ -56,7 +56,7 @@ class Work:
         raise NotImplementedError
 
 
-class StartedWork(Work, StartedCall):  # type: ignore[misc]
+class StartedWork(Work, StartedCall):  # type: ignore[misc]  # StartedCall is in C++
     """A work whose call the fast path has started, without calling __init__ (bindings/python/fast_path.h)."""
 
     _ended = False  # whether a wait has seen the end

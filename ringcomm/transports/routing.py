@@ -277,7 +277,7 @@ class RoutingTransport:
 class _Done:
     """A call that is already done."""
 
-    def wait(self, timeout: float) -> int:  # noqa: ARG002
+    def wait(self, timeout: float) -> int:  # noqa: ARG002 (a Pending)
         return -1
 
     def done(self) -> bool:
