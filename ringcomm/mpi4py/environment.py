@@ -27,7 +27,6 @@ from ringcomm.mpi4py.groups.create_group import connect_alone, settings
 from ringcomm.mpi4py.requests.buffered import BufferedSends
 from ringcomm.mpi4py.requests.operations import DONE, PendingOperation
 from ringcomm.mpi4py.requests.request import Request
-from ringcomm.transports.core import rank_reports
 
 __all__ = [
     "COMM_SELF",
@@ -164,7 +163,7 @@ def _await_others(world: Communicator) -> None:
 
 def _name_absent(world: Communicator) -> None:
     """Log which ranks have not called Finalize, and what the first one does; the first one that has does so."""
-    reports = rank_reports(world._transport.handle, world.size, 1)
+    reports = world._transport.rank_reports(1)
     calls = [each["calls"][0]["call"] if each["calls"] else None for each in reports]  # as "close() epoch 4"
     absent = [rank for rank, call in enumerate(calls) if call != calls[world.rank]]
     if absent and calls.index(calls[world.rank]) == world.rank:

@@ -17,7 +17,6 @@ from ringcomm.machine.files import create_atomic
 from ringcomm.native import lib
 from ringcomm.trace.flight_files import SUFFIX, VERSION, Record, key_of, read_flight
 from ringcomm.trace.recorder import group_id
-from ringcomm.transports.core import rank_reports
 
 __all__ = ["dump_if_asked"]
 
@@ -32,6 +31,8 @@ class _Group(Protocol):
     rank: int
     size: int
     handle: Any
+
+    def rank_reports(self, calls: int) -> list[Record]: ...
 
 
 def dump_if_asked(groups: Iterable[_Group], error: RingcommError) -> None:
@@ -57,7 +58,7 @@ def _dump(folder: Path, groups: list[_Group], error: RingcommError) -> None:
     for group in groups:
         with suppress(RingcommError):  # closed
             about = {"group": group_id(group.handle), "seen_by": group.rank}
-            found += [about | each for each in rank_reports(group.handle, group.size, CALLS)]
+            found += [about | each for each in group.rank_reports(CALLS)]
     if not found:
         return
     kind = type(error).__name__

@@ -13,25 +13,11 @@ from ringcomm.transports.contract import RECORDED_CALLS, CollectiveCall, FastPat
 from ringcomm.types import COLLECTIVES, DTYPES, OPS, PATHS
 from ringcomm.work import StartedWork
 
-__all__ = ["NativeTransport", "NativeWork", "by_rank", "make_fast_path", "rank_reports"]
+__all__ = ["NativeTransport", "NativeWork", "by_rank", "make_fast_path"]
 
 REGROUPING = {"shrink": lib.RC_REGROUPING_SHRINK, "grow": lib.RC_REGROUPING_GROW}
 FACT_BYTES = 2048  # of a fact in `all_gather_facts`: the same on all ranks, and enough for those that use it
 CALL_BYTES = 256  # of a call in a report, at most
-
-
-def rank_reports(handle: Any, size: int, calls: int) -> list[dict[str, Any]]:
-    """Return what each rank does, and its last calls: see rc_report_json."""
-    return [json.loads(line) for line in _report(handle, size, calls, lib.rc_report_json).splitlines()]
-
-
-def _report(handle: Any, size: int, calls: int, write: Any) -> str:
-    """Return a line per rank about its last calls."""
-    calls = min(calls, RECORDED_CALLS)
-    most = calls + max(calls, 4) + 1  # done, still running, and the state of the rank
-    text = ffi.new("char[]", CALL_BYTES * most * size)
-    check(write(handle, calls, text, len(text)))
-    return str(ffi.string(text), errors="replace")
 
 
 class NativeTransport:
@@ -97,7 +83,18 @@ class NativeTransport:
         return PATHS[path[0]], int(chunks[0])
 
     def report(self, calls: int) -> str:
-        return _report(self.handle, self.size, calls, lib.rc_report)
+        return self._report(calls, lib.rc_report)
+
+    def rank_reports(self, calls: int) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._report(calls, lib.rc_report_json).splitlines()]
+
+    def _report(self, calls: int, write: Any) -> str:
+        """Return a line per rank about its last calls."""
+        calls = min(calls, RECORDED_CALLS)
+        most = calls + max(calls, 4) + 1  # done, still running, and the state of the rank
+        text = ffi.new("char[]", CALL_BYTES * most * self.size)
+        check(write(self.handle, calls, text, len(text)))
+        return str(ffi.string(text), errors="replace")
 
     @contextmanager
     def recorded(self, call: str) -> Iterator[None]:

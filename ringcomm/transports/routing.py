@@ -37,7 +37,7 @@ class RoutingTransport:
     def __init__(self, host: Transport) -> None:
         self.name, self.rank, self.size, self.timeout = host.name, host.rank, host.size, host.timeout
         self.handle, self.fast_path = host.handle, host.fast_path
-        self.fail, self.report, self.path = host.fail, host.report, host.path
+        self.fail, self.path, self.report, self.rank_reports = host.fail, host.path, host.report, host.rank_reports
         self.recorded, self.shrink, self.shared_arrays = (
             host.recorded,
             host.shrink,

@@ -215,8 +215,8 @@ def test_of_two_first_writers_the_second_adds_its_calls(tmp_path, monkeypatch):
     with ringcomm.init() as comm:
         facts = {"size": 2, "handle": comm._transport.handle}
         for rank, reports in ((0, [report(0, "a"), report(1)]), (1, [report(0), report(1, "b")]), (1, [])):
-            monkeypatch.setattr(dump, "rank_reports", lambda *_, reports=reports: reports)
-            dump._dump(tmp_path, [SimpleNamespace(rank=rank, **facts)], error)
+            group = SimpleNamespace(rank=rank, rank_reports=lambda _, reports=reports: reports, **facts)
+            dump._dump(tmp_path, [group], error)
     (file,) = tmp_path.iterdir()
     took = "done after 1.00 s, 2.000 s ago"
     assert describe(file).splitlines()[-5:] == [
