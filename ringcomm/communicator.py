@@ -449,10 +449,13 @@ class Communicator:
     def close(self) -> None:
         """Leave the communicator. Idempotent. Peers that still need this rank raise PeerLost.
 
+        Raises the error of a call whose work was dropped if nothing has raised it before.
+
         In a signal handler that has interrupted a call of this communicator, close only ends that call; close again
         to release the memory of pending works.
         """
-        closed = True  # also where it raises, because messages are lost
+        self._pending.release_ended()
+        closed = True  # also where it raises, because messages are lost, or the error of a dropped work is
         try:
             closed = self._transport.close()
         finally:
@@ -462,7 +465,8 @@ class Communicator:
                     self._job.leave(self)
 
     def check(self) -> None:
-        """Raise the first failure of the communicator, if any."""
+        """Raise the first failure of the communicator, if any, else the error of a call whose work was dropped."""
+        self._pending.release_ended()
         self._transport.check()
 
     def synchronize(self) -> None:
@@ -568,6 +572,7 @@ class ElasticJob(Protocol):
 
 def _close(transport: RoutingTransport, pending: PendingCalls) -> None:
     try:
+        pending.release_ended()
         transport.close()
     finally:
         pending.clear()

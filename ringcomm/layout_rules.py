@@ -138,6 +138,14 @@ def _experts(ep: int, experts: int) -> Refusal:
 
 
 @_rule
+def _chunks_of_schedule(schedule: str, chunks: int) -> Refusal:
+    least = CHUNKS.get(schedule, 1)
+    if chunks == least or (chunks > least and schedule == "interleaved"):
+        return None
+    return refuse(f"chunks of {schedule}", f"{'at least ' * (schedule == 'interleaved')}{least} per rank", chunks)
+
+
+@_rule
 def _chunks(pp: int, chunks: int, layers: int) -> Refusal:
     return _divides("chunks", chunks, "layers/pp", layers // pp)
 
@@ -148,14 +156,6 @@ def _micro_batch(dp: int, micro_batch: int, batch: int) -> Refusal:
 
 
 # --- What does not go together ----------------------------------------------------------------------------------------
-
-
-@_rule
-def _chunks_of_schedule(schedule: str, chunks: int) -> Refusal:
-    least = CHUNKS.get(schedule, 1)
-    if chunks == least or (chunks > least and schedule == "interleaved"):
-        return None
-    return refuse(f"chunks of {schedule}", f"{'at least ' * (schedule == 'interleaved')}{least} per rank", chunks)
 
 
 @_rule

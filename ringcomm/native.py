@@ -78,16 +78,16 @@ else:
     LIBRARY = str(_library)
     FOLDER = Path(LIBRARY).parent  # with the sources of the kernels
 
-    def _keep(kind: type[BaseException], error: BaseException, traceback: TracebackType) -> None:  # noqa: ARG001
+    def _keep(kind: type[BaseException], error: BaseException, traceback: TracebackType) -> None:  # noqa: ARG001 (as cffi calls it)
         _interrupt.raised = error
 
     # Native waits on the main thread call this at intervals. On entry to a Python function the interpreter runs the
     # handlers of pending signals; `check` raises their exceptions.
-    @ffi.def_extern(error=1, onerror=_keep)  # type: ignore[untyped-decorator]
+    @ffi.def_extern(error=1, onerror=_keep)  # type: ignore[untyped-decorator]  # cffi has no types
     def ringcomm_interrupt() -> int:
         return 0
 
-    @ffi.def_extern(error=lib.RC_ARGUMENT, onerror=_keep)  # type: ignore[untyped-decorator]
+    @ffi.def_extern(error=lib.RC_ARGUMENT, onerror=_keep)  # type: ignore[untyped-decorator]  # cffi has no types
     def ringcomm_record(recorder: Any, collective: int, call: Any) -> int:
         ffi.from_handle(recorder)(collective, call)
         return int(lib.RC_OK)

@@ -134,10 +134,14 @@ class PendingCalls:
     def add(self, work: PendingWork) -> None:
         # Dropped works are swept when their number has doubled: a constant cost per call.
         if len(self._works) >= self._sweep_at:
-            for other in tuple(self._works):
-                other.done()  # discards it, if so
+            self.release_ended()
             self._sweep_at = max(16, 2 * len(self._works))
         self._works.add(work)
+
+    def release_ended(self) -> None:
+        """Let go of works that are done, so that the errors of dropped ones can be raised."""
+        for work in tuple(self._works):
+            work.done()  # discards it, if so
 
     def discard(self, work: PendingWork) -> None:
         self._works.discard(work)

@@ -15,7 +15,7 @@ class Work:
     """A call started with `async_op=True`.
 
     Until it is done, do not write its source or access its target. The call runs on if the work is dropped; closing or
-    dropping the communicator ends it.
+    dropping the communicator ends it. A later call raises the error of one whose work was dropped: see docs/errors.md.
     """
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -56,7 +56,7 @@ class Work:
         raise NotImplementedError
 
 
-class StartedWork(Work, StartedCall):  # type: ignore[misc]
+class StartedWork(Work, StartedCall):  # type: ignore[misc]  # StartedCall is in C++
     """A work whose call the fast path has started, without calling __init__ (bindings/python/fast_path.h)."""
 
     _ended = False  # whether a wait has seen the end

@@ -211,7 +211,7 @@ int rc_close(rc_comm* comm);
 void rc_free(rc_comm* comm);
 /* RC_OK while the communicator is usable, else the first failure. */
 int rc_check(rc_comm* comm);
-/* RC_OK, or a mismatch of an earlier call that this rank has found and not returned yet. */
+/* RC_OK, or the failure of an earlier call that this rank has found and not returned yet: see rc_call, rc_work_drop. */
 int rc_check_calls(rc_comm* comm);
 /* The path of this rank's last collective, and its number of chunks. */
 int rc_last_path(rc_comm* comm, int* path, uint64_t* chunks);
@@ -236,8 +236,7 @@ int rc_report_json(rc_comm* comm, int calls, char* text, uint64_t bytes);
  * equal blocks, else `size` block lengths; for all_to_all, `size` to send, then `size` to receive. `deferred_mismatch`:
  * not NULL if another part of the same call may follow, with which other ranks would go on: then a mismatch of an
  * earlier call is left to the next one, or to rc_check_calls, and it becomes 1, else 0. If it is 1 before, this rank
- * certainly goes on: it awaits all ranks where it would otherwise return at once. Between hosts no mismatch is
- * deferred, and it stays. A queued call takes NULL. */
+ * certainly goes on: it awaits all ranks where it would otherwise return at once. A queued call takes NULL. */
 typedef struct {
     const void* source;
     void* target;
@@ -356,9 +355,11 @@ int rc_work_done(rc_work* work);
 int rc_work_notify(rc_work* work, uint64_t token);
 /* Waits for the next token of this process, in order of completion; 0 after `timeout`. */
 uint64_t rc_next_done(double timeout);
-/* The program will neither wait nor poll: the call goes on by itself, unless the system refuses a thread. */
-int rc_work_detach(rc_work* work);
-void rc_work_free(rc_work* work); /* detaches it */
+/* The program will neither wait nor poll: the call goes on by itself, unless the system refuses a thread. A failure
+ * that no wait has returned, and that leaves the communicator usable, is returned by its next collective once that has
+ * ended, by rc_check_calls or by rc_close. */
+int rc_work_drop(rc_work* work);
+void rc_work_free(rc_work* work); /* drops it */
 
 /* Between hosts. A network joins the processes of a job; a communicator over it has ranks on several hosts. */
 typedef struct rc_network rc_network;
@@ -526,8 +527,8 @@ void* rc_gpus_stream(rc_gpus* gpus);      /* that of RC_GPUS_ASYNC */
 /* Returns once the call has ended, with its failure, that of the group, or RC_TIMEOUT, which breaks the group. A
  * negative timeout waits as long as the kernels do. */
 int rc_gpus_wait(rc_gpus* gpus, uint64_t number, double timeout);
-/* Describes a call as errors do. RC_ARGUMENT: it is too long ago. */
-int rc_gpus_describe(rc_gpus* gpus, uint64_t number, char* text, uint64_t bytes, double* timeout);
+/* Describes a call as errors do. `by_copy_engines`: whether they move its data. RC_ARGUMENT: it is too long ago. */
+int rc_gpus_describe(rc_gpus* gpus, uint64_t number, char* text, uint64_t bytes, double* timeout, int* by_copy_engines);
 /* Watches the launches in flight, on a thread for it: aborts them when the group fails, fails the group when a peer is
  * lost. Returns when Python has something to do: a kernel has failed (rc_cuda_control), or the call of rc_gpus_notify
  * has ended. `stopped` 1: there is nothing to watch any more. */

@@ -71,7 +71,7 @@ void StartedCall::reset() {
     if (call.ended()) {
         call.free();
     } else {
-        without_gil([&] { return rc_work_detach(call.work); });  // it may move data
+        without_gil([&] { return rc_work_drop(call.work); });  // it may move data
         try {
             before->dropped->push_back(call);
         } catch (const std::bad_alloc&) {  // nobody frees it: the core may still use its memory

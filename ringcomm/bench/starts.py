@@ -25,7 +25,7 @@ class Starts(Comparison):
     """All libraries on this many unbound ranks. A round is a start."""
 
     @staticmethod
-    def place(ranks: int, cores: int) -> str:  # noqa: ARG004
+    def place(ranks: int, cores: int) -> str:  # noqa: ARG004 (as of other comparisons)
         return f"bound to no core, on {cores} cores"
 
     def start(self, library: LibrarySpec, timeout: float) -> AbstractContextManager[LibraryRanks]:
@@ -57,7 +57,7 @@ class FreshRanks:
             self.versions = job.versions
             job.close()
 
-    def request(self, *request: Any, timeout: float | None = None) -> list[Any]:  # noqa: ARG002
+    def request(self, *request: Any, timeout: float | None = None) -> list[Any]:  # noqa: ARG002 (the time of a start)
         """Return the answer of each rank, as soon as they have started. They have the time of a start."""
         with self._start(*request) as job:
             job.close()

@@ -25,6 +25,7 @@ from ringcomm.bench.tune_network import tune_network
 from ringcomm.bench.world import find_world, let_rank_0_speak, run_on_ranks
 from ringcomm.config import TUNING, tuning_file
 from ringcomm.machine import topology, tuning
+from ringcomm.machine.files import check_writable
 from ringcomm.options import whole
 
 __all__ = ["add_arguments", "run"]
@@ -129,12 +130,16 @@ def _tune_network(comm: Communicator, path: Path | None, arguments: argparse.Nam
         raise ArgumentError("--device: expected no --network, which measures the links between hosts")
     if arguments.ranks:
         raise ArgumentError("--ranks: expected no --network, which measures the ranks that a launcher has started")
-    return tune_network(comm, _require(path), arguments.iters)
+    return tune_network(comm, _require(path, comm.rank == 0), arguments.iters)
 
 
-def _require(path: Path | None) -> Path:
+def _require(path: Path | None, writes: bool = True) -> Path:
+    """Return the file, or raise why this rank, if it `writes`, could not write it once all is measured."""
     if path is None:
         raise ArgumentError("RINGCOMM_TUNING is empty: there is no file to write to")
+    if writes:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        check_writable(path)
     return path
 
 

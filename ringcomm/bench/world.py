@@ -39,7 +39,7 @@ def let_rank_0_speak(parser: argparse.ArgumentParser) -> None:
     """Print help and usage errors on rank 0 only, since all ranks have the same arguments."""
     with suppress(ArgumentError):  # which the command will raise
         if (place := find_world()) and place.rank > 0:
-            parser._print_message = lambda *_: None  # type: ignore[method-assign]
+            parser._print_message = lambda *_: None  # type: ignore[method-assign]  # argparse's own method
 
 
 def run_on_ranks(program: Callable[[Communicator], int], timeout: float | None = None) -> int:
@@ -139,7 +139,7 @@ class WorldRanks:
         self.name, self.versions = name, world.libraries[name].versions
         self._world = world
 
-    def request(self, name: str, *arguments: Any, timeout: float | None = None) -> list[Any]:  # noqa: ARG002
+    def request(self, name: str, *arguments: Any, timeout: float | None = None) -> list[Any]:  # noqa: ARG002 (that of the communicator)
         """Return the answer of each rank. A rank that does not answer fails all, by the timeout of the communicator."""
         request = self.name, name, *arguments
         self._world.comm.broadcast_object(request)

@@ -114,7 +114,7 @@ class BaseSession:
         self.present.pop(peer, None)
         return []
 
-    def lose(self, peer: Peer, how: str) -> Replies:  # noqa: ARG002
+    def lose(self, peer: Peer, how: str) -> Replies:  # noqa: ARG002 (as of other sessions)
         """Note that the connection of a member has ended."""
         return self.leave(peer)
 
@@ -164,7 +164,7 @@ class Start(BaseSession):
             raise Refused(f"{self.noun} {rank} is already taken by {self.came[rank]}")
         if self.failure:
             self.came.setdefault(rank, process)
-            return [(peer, encode_failure(self._as_told_late(self.failure, rank)))]
+            return [(peer, encode_failure(self._failure_for_late(self.failure, rank)))]
         self.came[rank] = process
         return super().join(peer, hello)
 
@@ -178,7 +178,7 @@ class Start(BaseSession):
             return [(peer, encode_failure(self.failure, id=message.fields["id"]))]
         return super().take(peer, message)
 
-    def _as_told_late(self, error: RingcommError, rank: int) -> RingcommError:
+    def _failure_for_late(self, error: RingcommError, rank: int) -> RingcommError:
         if isinstance(error, CollectiveTimeout) and rank_in_job(self._in_job, rank) in (error.got or ()):
             return CollectiveTimeout(f"this {self.noun} came too late: {error}", rank=error.rank, got=error.got)
         return error
@@ -245,7 +245,7 @@ class MemberStore(BaseSession):
         self._watchers.discard(peer)
         return self._disown(self._set_by.pop(peer, ()))
 
-    def lose(self, peer: Peer, how: str) -> Replies:  # noqa: ARG002
+    def lose(self, peer: Peer, how: str) -> Replies:  # noqa: ARG002 (as of other sessions)
         lost = self.present.get(peer)
         replies = self.leave(peer)
         if lost and lost.rank >= 0 and all(lost.rank != each.rank for each in self.present.values()):

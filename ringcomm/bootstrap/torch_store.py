@@ -43,7 +43,7 @@ SESSION = "torch"
 REPORT_TIMEOUT = 1.0  # seconds for rank 0 to name the ranks that did not join
 EXIT = 1.0  # seconds for a process to end after it has closed its connections, on a loaded machine
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.5  # seconds between two attempts at the same address
-DIALLING = 0.5  # seconds for the first ones: the host there may be switched off, and a new address come meanwhile
+CONNECT_TIMEOUT = 0.5  # seconds, at first: the host may be switched off, and a new address be published meanwhile
 
 # Ranks of this process, and the secrets of their last starts, which they have left. The servers of older ones have
 # ended.
@@ -121,8 +121,8 @@ class _Rendezvous:
                 failed.pop_all()
             return server
         except (RingcommError, OSError) as error:
-            told = error if isinstance(error, RingcommError) else Aborted(f"rank 0 aborted startup: {error!r}", rank=0)
-            self._publish(failure=told)
+            aborted = Aborted(f"rank 0 aborted startup: {error!r}", rank=0)
+            self._publish(failure=error if isinstance(error, RingcommError) else aborted)
             raise
 
     def connect(self, seconds: float) -> MessageSocket:
@@ -136,8 +136,8 @@ class _Rendezvous:
         if not is_between_hosts(where["address"]):
             return unix.connect(where["address"].removeprefix(UNIX), seconds, MessageSocket)
         try:
-            dialling = max(DIALLING, 10 * self._pause)
-            return tcp.connect(where["address"], self.secret.encode(), seconds, self._config.keepalive, dialling)
+            connect_timeout = max(CONNECT_TIMEOUT, 10 * self._pause)
+            return tcp.connect(where["address"], self.secret.encode(), seconds, self._config.keepalive, connect_timeout)
         except ArgumentError:
             raise ConnectionError(f"what listens at {where['address']} has another secret") from None
 
@@ -161,9 +161,9 @@ class _Rendezvous:
 
     def _publish(self, address: str = "", **errors: RingcommError | None) -> None:
         """Publish where the start is served, or why not: to all, or to the ranks on other hosts."""
-        told = {name: encode_error(error) for name, error in errors.items() if error}
+        failures = {name: encode_error(error) for name, error in errors.items() if error}
         here = {"secret": self.secret, "host": host_id(), "process": process_id()}
-        self._store.set(KEY, json.dumps({"address": address, **here, **told}))
+        self._store.set(KEY, json.dumps({"address": address, **here, **failures}))
 
     def _look(self) -> dict[str, str]:
         """Return what is published now; set the pause before the next look."""

@@ -10,9 +10,10 @@ import numpy as np
 from ringcomm.algorithms.page import COLUMNS, table
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config, tuning_file
+from ringcomm.errors import refuse
 from ringcomm.launcher.launch import launch
 from ringcomm.machine import tuning
-from ringcomm.machine.memory import available, require
+from ringcomm.machine.memory import available, mib
 from ringcomm.options import readable, whole
 from ringcomm.types import COLLECTIVES, PUBLIC
 
@@ -80,9 +81,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def affordable(ranks: int) -> int:
-    """Return the largest size at which the arrays of all ranks fit into memory, or raise MemoryShortage."""
-    require(ranks * RANK_BYTES, f"a launch of {ranks} ranks")
-    room = available().bytes - ranks * RANK_BYTES
+    """Return the largest size at which the arrays of all ranks fit into memory; raise ArgumentError if none does."""
+    memory = available()
+    if ranks > (most := memory.bytes // RANK_BYTES):
+        need = f"as this runs them, in {mib(RANK_BYTES)} each, and {mib(memory.bytes)} are available ({memory.limit})"
+        raise refuse("--ranks", f"at most {most}, {need}", ranks)
+    room = memory.bytes - ranks * RANK_BYTES
     largest = LARGEST
     while largest > LEAST_LARGEST and ranks * ARRAYS * largest > room:
         largest //= 2

@@ -10,10 +10,12 @@ from ringcomm.errors import ArgumentError, refuse
 from ringcomm.machine.files import write_atomic
 from ringcomm.options import not_negative, output, picture, positive
 from ringcomm.trace.chrome import events
-from ringcomm.trace.dump import describe
 from ringcomm.trace.entries import read
+from ringcomm.trace.flight_files import SUFFIX as FLIGHT
+from ringcomm.trace.flight_report import describe
 from ringcomm.trace.plot import plot
-from ringcomm.trace.report import report
+from ringcomm.trace.recorder import SUFFIX as TRACE
+from ringcomm.trace.report import plural, report
 
 __all__ = ["add_arguments", "run"]
 
@@ -39,6 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     begin, end = arguments.begin or 0.0, arguments.until or inf
     if begin >= end:
         raise ArgumentError(f"expected --from below --until, got {begin:g} and {end:g}")
+    _refuse_flight_records(arguments.path)
     recordings = read(arguments.path)
     for each in recordings:
         each.calls = [call for call in each.calls if call.end >= begin and call.start < end]
@@ -54,6 +57,13 @@ def _refuse_options(arguments: argparse.Namespace) -> None:
     options = {"-o": arguments.output, "--plot": arguments.plot, "--from": arguments.begin, "--until": arguments.until}
     if given := [option for option, value in options.items() if value is not None]:
         raise refuse("path", f"a folder of traces, for {' and '.join(given)}", f"the file {arguments.path}")
+
+
+def _refuse_flight_records(folder: Path) -> None:
+    flights = sorted(folder.glob(f"*{FLIGHT}"))
+    if flights and not any(folder.glob(f"*{TRACE}")):
+        found = f"{plural(len(flights), 'flight record')} in {folder}: print one by `ringcomm trace {flights[0]}`"
+        raise refuse("folder", "one with traces, as RINGCOMM_TRACE makes", found)
 
 
 def _bus_factor(name: str, ranks: int) -> float:

@@ -99,7 +99,7 @@ class Device:
         self._message_kernel = 0
         self._origin: tuple[TimedEvent, int] | None = None  # of the times of events
 
-    def shape_for(self, sharing: int, multiprocessors: int) -> Shape:  # noqa: ARG002
+    def shape_for(self, sharing: int, multiprocessors: int) -> Shape:  # noqa: ARG002 (other devices depend on both)
         """Return the sizes in the arena of each of so many ranks on a device with so many multiprocessors.
 
         All their blocks must run at once.

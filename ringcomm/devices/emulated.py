@@ -109,7 +109,7 @@ class EmulatedDevice(Device):
         memory.require(size, f"{what} on {self.name}")
         return super().allocate_ipc(size, what)
 
-    def _image(self, variant: KernelVariant | None) -> bytes:  # noqa: ARG002
+    def _image(self, variant: KernelVariant | None) -> bytes:  # noqa: ARG002 (its kernels are in the library)
         return b"all kernels are in the library"
 
     def array(self, owner: Memory, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -185,7 +185,7 @@ _numbers = itertools.count(1)
 _steps: dict[int, Callable[[], object]] = {}
 
 
-@HostFunction  # type: ignore[untyped-decorator]
+@HostFunction  # type: ignore[untyped-decorator]  # ctypes has no types for it
 def _run(number: int) -> None:
     try:
         _steps.pop(number)()

@@ -4,6 +4,7 @@ import pickle
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ringcomm.config import Config
@@ -22,7 +23,10 @@ class LaunchSpec(NamedTuple):
 
 
 class RankResult(NamedTuple):
-    """The value of a rank and the threads it left running, or its error with time and traceback (none if it died)."""
+    """The value of a rank and the threads it left running, or its error with time and traceback (none if it died).
+
+    On the way to another process `error` only describes the one in `pickled_error`, which may not arrive.
+    """
 
     rank: int
     value: Any = None
@@ -30,6 +34,7 @@ class RankResult(NamedTuple):
     when: float = 0.0
     trace: str = ""
     threads: Sequence[str] = ()
+    pickled_error: bytes = b""
 
 
 def failed(rank: int, error: Exception) -> RankResult:
@@ -69,23 +74,26 @@ def pickled_result(result: RankResult) -> bytes:
 
 
 def pickled_failure(result: RankResult) -> bytes:
-    """Pickle the failure of a rank, or, if its error cannot be pickled and unpickled, a summary of that."""
+    """Pickle the failure of a rank, with a description in place of an error that cannot be pickled or unpickled."""
     try:
-        packed = pickle.dumps(result)
-        pickle.loads(packed)
-        return packed
-    except BaseException:
-        summary = traceback.format_exception_only(result.error)[-1].strip()
-        return pickle.dumps(result._replace(error=RingcommError(summary)))
+        error = pickle.dumps(result.error)
+    except BaseException:  # an object may raise anything, also SystemExit
+        error = b""
+    described = RingcommError(describe_error(result.error))
+    return pickle.dumps(result._replace(error=described, pickled_error=error))
 
 
 def unpickled_result(rank: int, data: bytes) -> RankResult:
     """Unpickle what a rank has sent. If that fails, the rank has failed."""
     try:
         result: RankResult = pickle.loads(data)
-        return result
     except (Exception, SystemExit) as error:  # not KeyboardInterrupt: that is the user's
         return failed(rank, _refuse(rank, "unpickled", describe_error(error)))
+    with suppress(Exception, SystemExit):
+        original = pickle.loads(result.pickled_error)
+        if isinstance(original, Exception):
+            return result._replace(error=original)
+    return result
 
 
 def _refuse(rank: int, how: str, got: str) -> ArgumentError:

@@ -24,7 +24,7 @@ class Headroom:
 UNKNOWN = Headroom(sys.maxsize, "no limit is known, since /proc shows no figures")
 
 
-def require(bytes: int, what: str) -> None:  # noqa: A002
+def require(bytes: int, what: str) -> None:  # noqa: A002 (the unit)
     """Raise MemoryShortage, with current figures, unless `bytes` more are available for `what`."""
     tightest = available()
     if bytes > tightest.bytes:
@@ -51,7 +51,7 @@ def addresses() -> int:
     return 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def mib(bytes: int) -> str:  # noqa: A002
+def mib(bytes: int) -> str:  # noqa: A002 (the unit)
     return f"{bytes / (1 << 20):,.1f} MiB"
 
 

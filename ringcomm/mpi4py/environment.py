@@ -120,7 +120,7 @@ def _connect_world() -> Communicator:
     return world
 
 
-def Init_thread(required: int = constants.THREAD_MULTIPLE) -> int:  # noqa: ARG001
+def Init_thread(required: int = constants.THREAD_MULTIPLE) -> int:  # noqa: ARG001 (MPI_THREAD_MULTIPLE whatever is asked for)
     """Connect the ranks that were started together. Returns the level of thread support."""
     Init()
     return Query_thread()
@@ -163,12 +163,12 @@ def _await_others(world: Communicator) -> None:
 
 def _name_absent(world: Communicator) -> None:
     """Log which ranks have not called Finalize, and what the first one does; the first one that has does so."""
-    lines = world._transport.report(1).splitlines()  # as "rank 1: close() epoch 4, running for 10 s, …"
-    calls = [line.partition(": ")[2].partition(",")[0] for line in lines]
+    reports = world._transport.rank_reports(1)
+    calls = [each["calls"][0]["call"] if each["calls"] else None for each in reports]  # as "close() epoch 4"
     absent = [rank for rank, call in enumerate(calls) if call != calls[world.rank]]
     if absent and calls.index(calls[world.rank]) == world.rank:
         text = "Finalize: waiting for %s of %d; %s"
-        log.warning(text, format_ranks(absent), world.size, lines[absent[0]])
+        log.warning(text, format_ranks(absent), world.size, world._transport.report(1).splitlines()[absent[0]])
 
 
 def _disconnect() -> None:

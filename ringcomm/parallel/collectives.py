@@ -150,7 +150,7 @@ def exchanged(x: torch.Tensor, axis: Axis, split: int, join: int) -> torch.Tenso
 def _apply(x: torch.Tensor, axis: Axis, forward: TensorFunction, backward: TensorFunction) -> torch.Tensor:
     if axis.size == 1:
         return x
-    y: torch.Tensor = _Collective.apply(x, forward, backward)  # type: ignore[no-untyped-call]
+    y: torch.Tensor = _Collective.apply(x, forward, backward)
     return y
 
 

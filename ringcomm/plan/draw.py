@@ -43,7 +43,7 @@ def draw(candidate: Candidate, output: Path) -> None:
 
 
 def _draw_memory(figure: object, uses: list[MemoryUse], device: Accelerator) -> None:
-    axes = figure.add_axes((1.04, 0, MEMORY_WIDE / WIDE, 1))  # type: ignore[attr-defined]
+    axes = figure.add_axes((1.04, 0, MEMORY_WIDE / WIDE, 1))  # type: ignore[attr-defined]  # matplotlib is optional
     axes.set(xlim=(0, max(device.memory, *(use.total for use in uses)) / GIB), ylim=(len(uses), 0), yticks=[])
     axes.set_xlabel("GiB of a rank", color=GRAY)
     begins = [0.0] * len(uses)

@@ -31,7 +31,7 @@ def measure(ranks: int) -> Accelerator:
     """
     Config()  # refuses what launch would refuse only on its ranks
     try:
-        import torch  # noqa: F401
+        import torch  # noqa: F401 (only whether it is there)
     except ImportError:
         raise ArgumentError("--measure needs torch: pip install 'ringcomm[torch]'") from None
     cores = min(len(topology.cores()), topology.cpu_quota() or ranks)

@@ -92,7 +92,7 @@ def sources_of(name: str, model_type: str) -> list[Source]:
         ArgumentError: models of this type have no such parameter.
     """
     family = FAMILIES[model_type]
-    block, layer, kind = re.fullmatch(r"(?:blocks\.(\d+)\.)?(.+)\.(\w+)", name).groups()  # type: ignore[union-attr]
+    block, layer, kind = re.fullmatch(r"(?:blocks\.(\d+)\.)?(.+)\.(\w+)", name).groups()  # type: ignore[union-attr]  # every name has this form
     if layer not in family.layers:
         raise refuse("parameters", f"those of a {model_type}", name)
     prefix = "" if block is None else family.block.format(block)

@@ -62,7 +62,7 @@ class Coalescing:
         works = [self.reduce_scatter_single(out, x, opts) for out, x in pairs(outputs, inputs)]
         return coalesced(self, works, outputs)
 
-    def _start_coalescing(self, device: object = None) -> None:  # noqa: ARG002
+    def _start_coalescing(self, device: object = None) -> None:  # noqa: ARG002 (as c10d calls it)
         self._coalesced = []
         self.comm._transport.coalesce_messages(True)
 
@@ -72,7 +72,7 @@ class Coalescing:
             self.comm._transport.coalesce_messages(False)
         return works or []
 
-    def _end_coalescing(self, device: object = None) -> TorchWork:  # noqa: ARG002
+    def _end_coalescing(self, device: object = None) -> TorchWork:  # noqa: ARG002 (as c10d calls it)
         works = self._stop_coalescing()
         return coalesced(self, works, [tensor for work in works for tensor in work.outputs])
 

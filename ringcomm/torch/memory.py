@@ -13,7 +13,7 @@ from ringcomm.communicator import Communicator
 from ringcomm.devices.device import Device
 from ringcomm.errors import ArgumentError, refuse
 from ringcomm.native import LIBRARY
-from ringcomm.torch.shared import backend_of
+from ringcomm.torch.shared import ringcomm_backend_of
 from ringcomm.transports.cuda.segments import open_segments
 
 __all__ = ["TensorMemory", "symmetric_memory"]
@@ -30,9 +30,7 @@ def symmetric_memory(group: dist.ProcessGroup | None = None) -> Iterator[None]:
     without a counterpart is used as any other. This applies to this thread, as torch.cuda.use_mem_pool does, and torch
     keeps the memory for later blocks. `group`: a process group on the backend "ringcomm"; None: the default one.
     """
-    backend: Any = backend_of(group, "cuda")
-    if not isinstance(getattr(backend, "comm", None), Communicator):
-        raise ArgumentError("symmetric_memory needs a process group whose tensors on GPUs use the backend ringcomm")
+    backend = ringcomm_backend_of(group, "cuda", "symmetric_memory")
     device = _indexed("cuda")
     pool = backend._pool(device)
     with torch.cuda.use_mem_pool(pool, device):
@@ -105,7 +103,12 @@ def _allocator() -> Any:
 def _indexed(device: torch.device | str) -> torch.device:
     """Return a device with its number: of "cuda" that of the current GPU."""
     device = torch.device(device)
-    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
+    if device != torch.device("cuda"):
+        return device
+    try:
+        return torch.device("cuda", torch.cuda.current_device())
+    except (AssertionError, RuntimeError) as reason:  # a torch without CUDA, a machine without a GPU
+        raise refuse("device", "a GPU that torch can use", f"none ({reason})") from None
 
 
 @cache

@@ -75,7 +75,7 @@ def operation(
             with observers.label(self, name, own[inputs : inputs + 1], *shown):
                 return _perform(self, name, prepare, opts, own, arguments)
 
-        method.__signature__ = public  # type: ignore[attr-defined]
+        method.__signature__ = public  # type: ignore[attr-defined]  # it is a function
         return method
 
     return method_of

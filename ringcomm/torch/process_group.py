@@ -68,7 +68,7 @@ def annotate(error: RingcommError, name: str, ranks: list[int], rank: int) -> Ri
 
 
 @untraced
-class RingcommProcessGroup(Capabilities, Coalescing, Splitting, TensorMemory, Base):  # type: ignore[misc]
+class RingcommProcessGroup(Capabilities, Coalescing, Splitting, TensorMemory, Base):  # type: ignore[misc]  # Base is one of two classes
     """One rank's end of a group. Ranks in calls and errors are those of the group, as everywhere in c10d."""
 
     def __init__(self, comm: Communicator, options: Options) -> None:
@@ -121,7 +121,7 @@ class RingcommProcessGroup(Capabilities, Coalescing, Splitting, TensorMemory, Ba
         return outputs, x, out, uneven(outputs)
 
     @operation("all_gather", c10d.AllgatherOptions)
-    def all_gather_single(self, _: Any, call: CallTensors, output: torch.Tensor, input: torch.Tensor) -> Prepared:  # noqa: A002
+    def all_gather_single(self, _: Any, call: CallTensors, output: torch.Tensor, input: torch.Tensor) -> Prepared:
         x, out = call.input(input), call.output(output)
         return [output], call.input_for(out, x, self.comm.rank * x.numel()), out
 
@@ -153,7 +153,7 @@ class RingcommProcessGroup(Capabilities, Coalescing, Splitting, TensorMemory, Ba
         opts: Any,
         call: CallTensors,
         output: torch.Tensor,
-        input: torch.Tensor,  # noqa: A002
+        input: torch.Tensor,
     ) -> Prepared:
         x, out = flat(call.input(input, reduces=True)), call.output(output, reduces=True)
         return [output], call.input_for(out, x, -self.comm.rank * out.numel()), reduction(opts), out
@@ -169,7 +169,7 @@ class RingcommProcessGroup(Capabilities, Coalescing, Splitting, TensorMemory, Ba
         _: Any,
         call: CallTensors,
         output: torch.Tensor,
-        input: torch.Tensor,  # noqa: A002
+        input: torch.Tensor,
         output_splits: Sequence[int],
         input_splits: Sequence[int],
     ) -> Prepared:

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from ringcomm.adapters import ADAPTERS
 from ringcomm.communicator import Communicator
 from ringcomm.devices.device import Pointer
-from ringcomm.errors import ArgumentError, refuse
+from ringcomm.errors import refuse
 from ringcomm.native import ffi
-from ringcomm.torch.shared import backend_of
+from ringcomm.torch.shared import ringcomm_backend_of
 from ringcomm.transports.contract import CollectiveCall
 from ringcomm.transports.cuda.group import RmsNorm
 
@@ -39,9 +39,7 @@ def all_reduce_rms_norm(
     the CPU, are made of these steps. Nothing is written in place, and autograd records nothing.
     """
     _check(x, residual, weight, eps)
-    comm = getattr(backend_of(group, x.device.type if x.is_cpu else "cuda"), "comm", None)
-    if not isinstance(comm, Communicator):
-        raise ArgumentError("all_reduce_rms_norm needs a process group on the backend ringcomm")
+    comm: Communicator = ringcomm_backend_of(group, "cpu" if x.is_cpu else "cuda", "all_reduce_rms_norm").comm
     with torch.no_grad():
         x, residual, weight = (_aligned(tensor) for tensor in (x, residual, weight))
         total, output = torch.empty_like(x), torch.empty_like(x)
@@ -64,6 +62,11 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
 
 
 def _check(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    for name, tensor in (("x", x), ("residual", residual), ("weight", weight)):
+        if not isinstance(tensor, torch.Tensor):
+            raise refuse(name, "a tensor", f"a {type(tensor).__name__}")
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            raise refuse(name, "a dense tensor", "a nested one" if tensor.is_nested else tensor.layout)
     if x.dtype not in DTYPES:
         raise refuse("x", "a tensor of float16, bfloat16 or float32", x.dtype)
     if not x.dim() or not x.shape[-1]:

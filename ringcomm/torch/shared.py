@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 from ringcomm.communicator import Communicator
-from ringcomm.errors import ArgumentError
+from ringcomm.errors import refuse
 
-__all__ = ["backend_of", "communicator_of", "shared_arrays", "shared_empty"]
+__all__ = ["communicator_of", "ringcomm_backend_of", "shared_arrays", "shared_empty"]
 
 
 def shared_arrays(group: dist.ProcessGroup | None = None) -> AbstractContextManager[None]:
@@ -18,10 +18,8 @@ def shared_arrays(group: dist.ProcessGroup | None = None) -> AbstractContextMana
 
     See `Communicator.shared_arrays`. `group`: a process group on the backend "ringcomm"; None: the default one.
     """
-    comm = communicator_of(group)
-    if comm is None:
-        raise ArgumentError("shared_arrays needs a process group whose tensors on the CPU use the backend ringcomm")
-    return comm.shared_arrays()
+    arrays: AbstractContextManager[None] = ringcomm_backend_of(group, "cpu", "shared_arrays").comm.shared_arrays()
+    return arrays
 
 
 def shared_empty(*shape: Any, dtype: torch.dtype | None = None, group: dist.ProcessGroup | None = None) -> torch.Tensor:
@@ -34,11 +32,25 @@ def shared_empty(*shape: Any, dtype: torch.dtype | None = None, group: dist.Proc
 
 def communicator_of(group: dist.ProcessGroup | None = None) -> Communicator | None:
     """Return the communicator that a process group uses for tensors on the CPU; None: another backend."""
-    comm = getattr(backend_of(group, "cpu"), "comm", None)
+    comm = getattr(_backend_of(group, "cpu"), "comm", None)
     return comm if isinstance(comm, Communicator) else None
 
 
-def backend_of(group: dist.ProcessGroup | None, device: str) -> Any:
+def ringcomm_backend_of(group: Any, device: str, caller: str) -> Any:
+    """Return ringcomm's backend of a group for a type of device; raise ArgumentError, which names the caller."""
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise refuse(f"group of {caller}", "one with this rank", "one without it, as new_group has returned")
+    if not (group is None or isinstance(group, dist.ProcessGroup)):
+        raise refuse(f"group of {caller}", "a process group, or None for the default one", repr(group))
+    backend = _backend_of(group, device)
+    if not isinstance(getattr(backend, "comm", None), Communicator):
+        where = "the CPU" if device == "cpu" else "GPUs"
+        found = "another backend" if group or dist.is_initialized() else "no default group: call init_process_group"
+        raise refuse(f"group of {caller}", f"one whose tensors on {where} use the backend ringcomm", found)
+    return backend
+
+
+def _backend_of(group: dist.ProcessGroup | None, device: str) -> Any:
     """Return what makes the calls of a process group on tensors of a type of device: for ringcomm it has a `comm`."""
     group = dist.group.WORLD if group is None else group
     if group is None or hasattr(group, "comm"):  # before torch 2.14 the group itself is ringcomm's

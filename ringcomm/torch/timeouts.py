@@ -17,7 +17,7 @@ def timeout_of(group: dist.ProcessGroup | None = None, device: str | torch.devic
     """
     found: Any = None
     with suppress(RuntimeError):  # the group has no backend for the device
-        backend: Any = (group or dist.group.WORLD)._get_backend(torch.device(device))  # type: ignore[union-attr]
+        backend: Any = (group or dist.group.WORLD)._get_backend(torch.device(device))  # type: ignore[union-attr]  # there is a default group
         found = getattr(getattr(backend, "options", None), "_timeout", None)
     return found if isinstance(found, timedelta) else None
 

@@ -17,7 +17,7 @@ from ringcomm.torch.process_group import RingcommProcessGroup, create
 __all__ = ["ProcessGroupRingcomm"]
 
 
-class ProcessGroupRingcomm(ProcessGroupWrapper):  # type: ignore[misc]
+class ProcessGroupRingcomm(ProcessGroupWrapper):  # type: ignore[misc]  # torchft is optional
     """A process group of torchft's Manager whose groups are ringcomm's, on one host or several.
 
     Args:
@@ -36,5 +36,5 @@ class ProcessGroupRingcomm(ProcessGroupWrapper):  # type: ignore[misc]
         group: RingcommProcessGroup = create(options)
         return group
 
-    def getBackendName(self) -> str:  # noqa: N802
+    def getBackendName(self) -> str:
         return "torchft-ringcomm"

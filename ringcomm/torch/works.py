@@ -39,7 +39,7 @@ class WorkOwner(Protocol):
 
 
 @untraced
-class TorchWork(_Work):  # type: ignore[misc]
+class TorchWork(_Work):  # type: ignore[misc]  # torch's stubs leave it out
     """Calls that run in the background, or none: then it is complete. `made` makes one.
 
     Every `wait` raises their error, and the future carries it.
@@ -137,20 +137,21 @@ class TorchWork(_Work):  # type: ignore[misc]
     def get_future(self) -> "torch.futures.Future[Any]":
         gpus = {tensor.device for tensor in self.outputs if tensor.is_cuda}
         done: torch.futures.Future[Any] = torch.futures.Future(devices=list(gpus))
-        # On a GPU streams wait, and not the host: that of the callback below waits for the calls, and then its future
-        # records an event. Wait at once for a call started in a callback, as hooks of DDP do: then callbacks run in one
-        # order on all ranks.
+        # Complete at once where result_after() does the waiting: on a GPU its stream waits for the calls, not the host;
+        # and for a call started in a callback, as hooks of DDP do, so that callbacks run in one order on all ranks.
         if inside_callback() or all(work.on_stream for work in self.works):
             done.set_result(None)
         future = result_after(done, self)
-        missing = itertools.count(len(self.works) - 1, -1)
+        if done.done():
+            return future
+        ended = itertools.count(1)  # whose next() is atomic: callbacks may run on several threads
 
-        def one_done(_: Work) -> None:
-            if next(missing) == 0:
+        def one_ended(_: Work) -> None:
+            if next(ended) == len(self.works):
                 done.set_result(None)
 
-        for work in () if done.done() else self.works:
-            work.add_done_callback(one_done)
+        for work in self.works:
+            work.add_done_callback(one_ended)
         return future
 
     def _write_back(self) -> None:

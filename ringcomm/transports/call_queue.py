@@ -7,7 +7,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 
 from ringcomm.callbacks import call_back, call_back_apart
-from ringcomm.errors import Aborted, CollectiveTimeout, RingcommError
+from ringcomm.errors import Aborted, CollectiveTimeout, MismatchError, RingcommError
 from ringcomm.machine.threads import start_thread
 
 __all__ = ["CallQueue", "QueuedCall"]
@@ -20,6 +20,7 @@ class QueuedCall:
         self._queue, self._name = queue, name
         self._run: Callable[[], object] | None = run  # and what it keeps alive, until it has run
         self._error: BaseException | None = None
+        self._raised = False
         self.ended = threading.Event()
         self._callbacks: list[Callable[[], object]] = []
 
@@ -27,6 +28,8 @@ class QueuedCall:
         try:
             assert self._run
             self._run()
+        except RingcommError as error:
+            self._error = error.with_traceback(None)  # which would keep arrays alive, and this call
         except BaseException as error:  # any: the caller waits
             self._error = error
         self._run = None
@@ -41,8 +44,13 @@ class QueuedCall:
             self._queue.time_out(self._name, timeout)
             self.ended.wait()
         if self._error:
+            self._raised = True
             raise self._error
         return -1
+
+    def __del__(self) -> None:
+        if isinstance(self._error, MismatchError) and not self._raised:  # others break the group
+            self._queue.unraised = self._error
 
     def done(self) -> bool:
         return self.ended.is_set()
@@ -66,6 +74,7 @@ class CallQueue:
         self._callbacks: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self.closing = False
+        self.unraised: RingcommError | None = None  # of a call that nobody holds any more
 
     def add(self, name: str, run: Callable[[], object]) -> QueuedCall:
         call = QueuedCall(self, name, run)
@@ -77,6 +86,11 @@ class CallQueue:
             self._calls.append(call)
             self._added.notify()
         return call
+
+    def take_unraised(self) -> RingcommError:
+        error, self.unraised = self.unraised, None
+        assert error
+        return error
 
     def __len__(self) -> int:
         return len(self._calls)

@@ -300,6 +300,10 @@ class Transport(Protocol):
         """Return the last `calls` (>= 1) calls of every rank, as far as recorded; one line per rank."""
         ...
 
+    def rank_reports(self, calls: int) -> list[dict[str, Any]]:
+        """Return the same for programs: what rc_report_json writes of each rank."""
+        ...
+
 
 class LocalTransport(Transport, Protocol):
     """A transport whose ranks share the memory of one machine. Groups of GPUs are built on it."""

@@ -21,15 +21,6 @@ FACT_BYTES = 2048  # of a fact in `all_gather_facts`: the same on all ranks, and
 CALL_BYTES = 256  # of a call in a report, at most
 
 
-def report(handle: Any, size: int, calls: int, write: Any = lib.rc_report) -> str:
-    """Return a line per rank about its last calls: for people, or by `lib.rc_report_json` for programs."""
-    calls = min(calls, RECORDED_CALLS)
-    most = calls + max(calls, 4) + 1  # done, still running, and the state of the rank
-    text = ffi.new("char[]", CALL_BYTES * most * size)
-    check(write(handle, calls, text, len(text)))
-    return str(ffi.string(text), errors="replace")
-
-
 class NativeTransport:
     """One rank's end of a communicator of the native core."""
 
@@ -93,7 +84,18 @@ class NativeTransport:
         return PATHS[path[0]], int(chunks[0])
 
     def report(self, calls: int) -> str:
-        return report(self.handle, self.size, calls)
+        return self._report(calls, lib.rc_report)
+
+    def rank_reports(self, calls: int) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._report(calls, lib.rc_report_json).splitlines()]
+
+    def _report(self, calls: int, write: Any) -> str:
+        """Return a line per rank about its last calls."""
+        calls = min(calls, RECORDED_CALLS)
+        most = calls + max(calls, 4) + 1  # done, still running, and the state of the rank
+        text = ffi.new("char[]", CALL_BYTES * most * self.size)
+        check(write(self.handle, calls, text, len(text)))
+        return str(ffi.string(text), errors="replace")
 
     @contextmanager
     def recorded(self, call: str) -> Iterator[None]:

@@ -37,7 +37,7 @@ class RoutingTransport:
     def __init__(self, host: Transport) -> None:
         self.name, self.rank, self.size, self.timeout = host.name, host.rank, host.size, host.timeout
         self.handle, self.fast_path = host.handle, host.fast_path
-        self.fail, self.report, self.path = host.fail, host.report, host.path
+        self.fail, self.path, self.report, self.rank_reports = host.fail, host.path, host.report, host.rank_reports
         self.recorded, self.shrink, self.shared_arrays = (
             host.recorded,
             host.shrink,
@@ -257,6 +257,8 @@ class RoutingTransport:
         if closed and failure:
             self._unraised = None
             raise failure
+        if closed:
+            self._staged.check_dropped()
         return closed
 
     def synchronize(self) -> None:
@@ -269,12 +271,13 @@ class RoutingTransport:
             self._group.poll()
             self._group.check()
         self._host.check()
+        self._staged.check_dropped()
 
 
 class _Done:
     """A call that is already done."""
 
-    def wait(self, timeout: float) -> int:  # noqa: ARG002
+    def wait(self, timeout: float) -> int:  # noqa: ARG002 (a Pending)
         return -1
 
     def done(self) -> bool:

@@ -52,7 +52,7 @@ def _available(_: int) -> int:
     return memory.available().bytes
 
 
-def _warn(bytes: int) -> None:  # noqa: A002
+def _warn(bytes: int) -> None:  # noqa: A002 (the unit)
     tightest = memory.available()
     _warn_once(
         "a shared array needs %s, but only %s are available: %s; arrays are private while memory is short",

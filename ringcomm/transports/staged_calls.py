@@ -44,6 +44,11 @@ class StagedCalls:
             return self._queue.add(name, lambda: self._host.fused[name](call, timeout))
         return self._host.start(name, call, timeout)
 
+    def check_dropped(self) -> None:
+        """Raise the error of a call whose work was dropped, once."""
+        if self._queue.unraised:
+            raise self._queue.take_unraised()
+
     def drain(self) -> None:
         """Wait for all calls that are queued."""
         if self._queue:

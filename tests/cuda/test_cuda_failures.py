@@ -318,15 +318,15 @@ def test_a_signal_handler_cannot_call_in_the_middle_of_a_call():
 
 
 @pytest.mark.parametrize(
-    ("descriptions", "text"),
+    ("calls", "text"),
     [
-        (["a", "b"], "made different calls"),
-        (["a by copy engines", "b by copy engines"], "made different calls"),
-        (["a", "a by copy engines"], "do not agree on where their arrays lie in symmetric buffers"),
-        (["a by copy engines"] * 2, "do not agree on where their arrays lie in symmetric buffers"),
-        (["a", "a"], "chose different kernels"),
+        ([("a", False), ("b", False)], "made different calls"),
+        ([("a", True), ("b", True)], "made different calls"),
+        ([("a", False), ("a", True)], "do not agree on where their arrays lie in symmetric buffers"),
+        ([("a", True)] * 2, "do not agree on where their arrays lie in symmetric buffers"),
+        ([("a", False)] * 2, "chose different kernels"),
         ([], "made different calls"),
     ],
 )
-def test_a_mismatch_says_what_differs(descriptions, text):
-    assert failures._disagreement(descriptions).startswith(text)
+def test_a_mismatch_says_what_differs(calls, text):
+    assert failures._disagreement(calls).startswith(text)

@@ -196,6 +196,14 @@ def test_without_a_tuning_file_the_command_fails(monkeypatch, capsys):
     assert "RINGCOMM_TUNING is empty" in capsys.readouterr().err
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RINGCOMM_TUNING", str(tmp_path))
+    assert main(["tune"]) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert f"Is a directory: '{tmp_path}'" in error
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_tune_changes_nothing(file, tmp_path, number):
     folder = tmp_path / ("scratch" * 16)  # longer than a socket path may be

@@ -205,6 +205,7 @@ def test_families_that_do_not_fit_or_divide_are_named():
         (8, {"sequence_parallel": True, "tp": 1}, "sequence_parallel: expected tp > 1, got tp 1"),
         (8, {"chunks": 1, "schedule": "interleaved"}, "schedule: expected 1f1b, with chunks 1, got interleaved"),
         (8, {"schedule": "interleaved", "pp": 1}, "schedule: expected 1f1b with pp 1, got interleaved"),
+        (8, {"schedule": "zbv", "pp": 2, "chunks": 5}, "chunks of zbv: expected 2 per rank, got 5"),
         (8, {"schedule": "zbv", "pp": 1}, "schedule: expected 1f1b with pp 1, got zbv"),
         (8, {"chunks": 2, "pp": 1}, "chunks: expected 1 with pp 1, got 2"),
         (

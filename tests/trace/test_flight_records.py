@@ -20,7 +20,7 @@ import ringcomm
 from harness import failures
 from ringcomm.commands.cli import main
 from ringcomm.trace import dump
-from ringcomm.trace.dump import describe
+from ringcomm.trace.flight_report import describe
 
 
 def one_is_missing(comm):
@@ -68,7 +68,7 @@ def test_a_timeout_leaves_the_record_of_all_ranks(tmp_path, capsys):
 def test_a_program_reads_the_same_as_json_lines(tmp_path):
     (file,) = dumped(tmp_path, ringcomm.CollectiveTimeout, one_is_missing)
     head, *ranks = map(json.loads, file.read_text().splitlines())
-    assert (head["version"], head["error"][:18]) == (2, "CollectiveTimeout:")
+    assert (head["version"], head["kind"]) == (3, "CollectiveTimeout")
     assert [(each["rank"], each["answered"], each["state"]) for each in ranks] == [(r, True, "") for r in range(3)]
     for each, waits_for in zip(ranks, (2, 0, 0), strict=True):
         first, *_, last = each["calls"]
@@ -206,17 +206,17 @@ def test_a_late_rank_that_is_alone_on_its_host_adds_its_calls(tmp_path):
 
 def test_of_two_first_writers_the_second_adds_its_calls(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "exists", lambda _: False)  # as both have found it
-    error, done = ringcomm.PeerLost("rank 2 died"), {"outcome": "done", "seconds": 1, "ago": 2, "waits_for": None}
+    error, done = ringcomm.PeerLost("rank 2 died"), {"outcome": "done", "seconds": 1.0, "ago": 2.0, "waits_for": None}
 
-    def line(rank, *calls):
+    def report(rank, *calls):
         calls = [{"call": call, **done} for call in calls]
-        return json.dumps({"rank": rank, "answered": bool(calls), "state": "no answer" * (not calls), "calls": calls})
+        return {"rank": rank, "answered": bool(calls), "state": "no answer" * (not calls), "calls": calls}
 
     with ringcomm.init() as comm:
         facts = {"size": 2, "handle": comm._transport.handle}
-        for rank, lines in ((0, [line(0, "a"), line(1)]), (1, [line(0), line(1, "b")]), (1, [])):
-            monkeypatch.setattr(dump, "report", lambda *_, lines=lines: "\n".join(lines))
-            dump._dump(tmp_path, [SimpleNamespace(rank=rank, **facts)], error)
+        for rank, reports in ((0, [report(0, "a"), report(1)]), (1, [report(0), report(1, "b")]), (1, [])):
+            group = SimpleNamespace(rank=rank, rank_reports=lambda _, reports=reports: reports, **facts)
+            dump._dump(tmp_path, [group], error)
     (file,) = tmp_path.iterdir()
     took = "done after 1.00 s, 2.000 s ago"
     assert describe(file).splitlines()[-5:] == [
@@ -224,17 +224,53 @@ def test_of_two_first_writers_the_second_adds_its_calls(tmp_path, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("line", ["{}", "[]", "7", '{"group": "'])
-def test_a_line_that_is_no_record_is_skipped(tmp_path, line):
+CALL = {"call": "barrier()", "outcome": "done", "seconds": 1.0, "ago": 2.0, "waits_for": None}
+
+
+def head_of(error):
+    return json.dumps({"version": 3, "kind": "PeerLost", "error": error})
+
+
+def record_of(**fields):
+    """Return a line of a flight record."""
+    whole = {"group": "g", "seen_by": 0, "rank": 0, "answered": True, "state": "", "calls": [CALL]}
+    return json.dumps(whole | fields)
+
+
+DAMAGED = [
+    *("{}", "[]", "7", '{"group": "', "[" * 100_000),
+    *(record_of(calls=calls) for calls in (None, [7], [CALL | {"seconds": "x"}], [CALL | {"waits_for": [1]}])),
+]
+
+
+def test_damaged_lines_are_left_out_with_a_warning(tmp_path, capsys, caplog):
     file = tmp_path / "x.flight"
-    file.write_text(f'{{"version": 2, "error": "the error"}}\n{line}')
-    assert describe(file) == "the error\n"
+    file.write_text("\n".join([head_of("the error"), *DAMAGED, record_of(rank=1)]))
+    took = "done after 1.00 s, 2.000 s ago"
+    assert run(capsys, file) == f"PeerLost: the error\n\ngroup g, seen by rank 0\n  rank 1\n    barrier(), {took}\n"
+    assert f"left out {len(DAMAGED)} lines, which are damaged" in caplog.text
 
 
-def test_another_file_is_refused(tmp_path, capsys):
-    (tmp_path / "file").write_text("{}")
+def test_escape_sequences_are_printed_as_text(tmp_path):
+    file = tmp_path / "x.flight"
+    file.write_text(head_of("an\x1b[2J error\nin two lines") + "\n" + record_of(state="\x9b2J", calls=[]))
+    assert describe(file).splitlines()[:2] == [r"PeerLost: an\x1b[2J error", "in two lines"]
+    assert r"    \x9b2J" in describe(file)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"version": 3, "kind": "PeerLost", "error": 5}', "[" * 100_000])
+def test_another_file_is_refused(tmp_path, capsys, text):
+    (tmp_path / "file").write_text(text)
     assert main(["trace", str(tmp_path / "file")]) != 0
     assert "expected a flight record, as RINGCOMM_DUMP makes" in capsys.readouterr().err
+
+
+def test_a_folder_of_flight_records_is_refused_with_the_command_that_prints_one(tmp_path, capsys):
+    (tmp_path / "x.flight").touch()
+    assert main(["trace", str(tmp_path)]) == 2
+    assert f"got 1 flight record in {tmp_path}: print one by `ringcomm trace {tmp_path}/x.flight`" in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_flight_record_takes_no_options(tmp_path, capsys):

@@ -11,7 +11,7 @@ import harness
 from cases.between_hosts import CHUNK, run_on
 from cases.on_device import Gate
 from cases.reference import assert_same
-from harness.failures import outcomes, raised, until_broken
+from harness.failures import outcomes, raised, until, until_broken
 from ringcomm import (
     Aborted,
     ArgumentError,
@@ -42,7 +42,16 @@ def check_mismatch(comm):
     assert "rank 1: all_reduce(float64 x 10241, sum) on GPUs" in str(error)
     error = raised(MismatchError, lambda: comm.all_gather(large()) if comm.rank else comm.barrier())
     assert "on GPUs" in str(error)
+    comm.all_reduce(large(comm.rank), async_op=True)  # dropped
+    until(lambda: isinstance(outcome(comm.check), MismatchError), "the error of the dropped call")
     assert_same(comm.all_reduce(large()), np.full(10 * CHUNK, float(comm.size)))
+
+
+def outcome(call):
+    try:
+        return call()
+    except RingcommError as error:
+        return error
 
 
 @on_hosts

@@ -87,7 +87,7 @@ int rc_close(rc_comm* comm) {
         check_pointer("comm", comm);
         CommHandle& handle = *comm->handle;
         if (handle.forked() || handle.closed.load()) return;
-        std::optional<Failure> lost;  // messages; the communicator is closed all the same
+        std::optional<Failure> lost;  // of messages, or of a call; the communicator is closed all the same
         try {
             const EntryGuard entry(handle);
             if (!entry.group().interrupted_here()) lost = entry->p2p.flush();
@@ -103,7 +103,9 @@ int rc_close(rc_comm* comm) {
         while (handle.inside.load() > 0) yield_core();
         handle.state->collectives.stop();
         handle.state->p2p.stop();
-        handle.state->group->finish_closing();
+        PeerGroup& group = *handle.state->group;
+        if (!lost && !group.has_failed()) lost = group.take_kept_failure();
+        group.finish_closing();
         handle.state.reset();
         if (!lost) return;
         if (lost->error.code == RC_INTERRUPTED) lost->error.code = RC_ABORTED;  // RC_INTERRUPTED: not closed yet
@@ -125,7 +127,7 @@ int rc_check(rc_comm* comm) {
 }
 
 int rc_check_calls(rc_comm* comm) {
-    return enter(comm, [&](const EntryGuard& entry) { entry->collectives.check_calls(); });
+    return enter(comm, [&](const EntryGuard& entry) { entry.group().check_calls(); });
 }
 
 int rc_last_path(rc_comm* comm, int* path, uint64_t* chunks) {
@@ -262,7 +264,7 @@ void enter_open(rc_work& work, Function function) {
     if (work.work->done()) return;
     try {
         const EntryGuard entry(*work.handle);
-        function(*work.work);
+        function(*work.work, entry.group());
     } catch (const Failure& failure) {  // of the communicator: it ends the call
         if (failure.error.code == RC_SYSTEM) throw;
     }
@@ -292,7 +294,7 @@ int rc_work_wait(rc_work* work, double timeout, int* source) {
 }
 
 int rc_work_done(rc_work* work) {
-    if (work) guarded([&] { enter_open(*work, [](Work& open) { open.advance(); }); });
+    if (work) guarded([&] { enter_open(*work, [](Work& open, PeerGroup&) { open.advance(); }); });
     return rc_work_ended(work);
 }
 
@@ -303,14 +305,17 @@ int rc_work_notify(rc_work* work, uint64_t token) {
         check_pointer("work", work);
         if (token == 0) reject("token: expected a number other than 0");
         work->work->notify(token);
-        enter_open(*work, [](Work& open) { open.detach(); });
+        enter_open(*work, [](Work& open, PeerGroup&) { open.detach(); });
     });
 }
 
-int rc_work_detach(rc_work* work) {
+int rc_work_drop(rc_work* work) {
     return guarded([&] {
         check_pointer("work", work);
-        enter_open(*work, [](Work& open) { open.detach(); });
+        enter_open(*work, [](Work& open, PeerGroup& group) {
+            open.drop(group);
+            open.detach();
+        });
     });
 }
 
@@ -318,6 +323,9 @@ uint64_t rc_next_done(double timeout) { return next_done(timeout); }
 
 void rc_work_free(rc_work* work) {
     if (!work || work->handle->forked()) return;
-    rc_work_detach(work);
+    rc_work_drop(work);
+    if (work->work->has_unseen_failure()) {
+        guarded([&] { work->work->drop(EntryGuard(*work->handle).group()); });
+    }
     delete work;
 }

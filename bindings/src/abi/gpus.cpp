@@ -43,7 +43,7 @@ std::string described(const LaunchInfo& launch) {
     std::string text = describe(launch.signature);
     if (launch.norm.output)
         text += format(" with RMSNorm of rows of %" PRIu64 ", epsilon %g", launch.norm.width, launch.norm.epsilon);
-    return launch.by_copy_engines ? text + " by copy engines" : text;
+    return text;
 }
 
 void check_norm(const CallRecord& call, const rc_rms_norm& norm, uint64_t stage_bytes) {
@@ -225,15 +225,18 @@ int rc_gpus_wait(rc_gpus* gpus, uint64_t number, double timeout) {
     });
 }
 
-int rc_gpus_describe(rc_gpus* gpus, uint64_t number, char* text, uint64_t bytes, double* timeout) {
+int rc_gpus_describe(rc_gpus* gpus, uint64_t number, char* text, uint64_t bytes, double* timeout,
+                     int* by_copy_engines) {
     return guarded([&] {
         check_pointer("gpus", gpus);
         check_pointer("text", text);
         check_pointer("timeout", timeout);
+        check_pointer("by_copy_engines", by_copy_engines);
         const LaunchInfo launch = gpus->group.info(number);
         if (!launch.number) reject("number: expected one of the last calls");
         copy_text(text, bytes, described(launch));
         *timeout = launch.timeout;
+        *by_copy_engines = launch.by_copy_engines;
     });
 }
 

@@ -269,15 +269,6 @@ void Comm::run_collective(const CallRecord& call) {
         throw;
     }
     finish();
-    if (call.deferred_mismatch) *call.deferred_mismatch = deferred_mismatch.has_value();
-    // Not in a part of a call, with whose further parts the other ranks go on.
-    const bool is_part =
-        call.deferred_mismatch || collectives[call.collective].moves_as != call.collective || call.agrees_only;
-    if (!is_part) check_calls();
-}
-
-void Comm::check_calls() {
-    if (deferred_mismatch) throw *std::exchange(deferred_mismatch, std::nullopt);
 }
 
 void Comm::start_collective(const CallRecord& call) {

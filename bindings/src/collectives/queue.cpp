@@ -109,12 +109,6 @@ void CollectiveQueue::start_first() {
     if (!call.started && group_.can_start(call)) start(call);
 }
 
-// Where another thread runs a call, that one throws it.
-void CollectiveQueue::check_calls() {
-    const std::unique_lock executor(executor_, std::try_to_lock);
-    if (executor) group_.check_calls();
-}
-
 bool CollectiveQueue::run_next() {
     std::shared_ptr<QueuedCall> next;
     {
@@ -245,7 +239,10 @@ void CollectiveQueue::run_recorded(CallRecord& call) {
     } catch (const std::exception& other) {
         group_.fail(Failure(RC_SYSTEM, other.what(), group_.rank));
     }
-    group_.flight.end(call.flight, RC_OK);
+    const bool kept = group_.has_kept_failure(), throws = kept && !call.is_part();
+    if (call.deferred_mismatch) *call.deferred_mismatch = kept;
+    group_.flight.end(call.flight, throws ? RC_MISMATCH : RC_OK);
+    if (throws) group_.check_calls();
 }
 
 void CollectiveQueue::stop() {

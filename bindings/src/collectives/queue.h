@@ -20,8 +20,7 @@ public:
     void run(CallRecord& call);
     // `awaited`: this thread waits for it next.
     std::shared_ptr<Work> enqueue(const CallRecord& call, bool awaited = false);
-    void check_calls();  // throws a mismatch that a call has left
-    void stop();         // after group.start_closing(); queued calls fail
+    void stop();  // after group.start_closing(); queued calls fail
     // While they are parts of a call, collectives are not entered into the trace.
     void trace_parts(bool parts) { parts_.store(parts); }
 

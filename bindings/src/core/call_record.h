@@ -31,6 +31,8 @@ struct CallRecord {
     Signature signature{};
     bool started = false;  // by start_collective()
 
+    // Whether the other ranks may go on with further parts of the same call.
+    bool is_part() const { return deferred_mismatch || agrees_only || collectives[collective].moves_as != collective; }
     size_t bytes() const { return count * item; }
     // Of the larger of its arrays; of counts, what this rank sends or all ranks together have.
     uint64_t elements(int size) const {

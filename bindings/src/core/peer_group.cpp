@@ -70,6 +70,20 @@ void PeerGroup::stop_trace() {
     trace->end();
 }
 
+void PeerGroup::keep_failure(const Failure& failure) {
+    const int code = failure.error.code;
+    if (code != RC_MISMATCH && code != RC_ARGUMENT) return;  // of the group, whose every call raises it, or its end
+    const std::lock_guard lock(kept_mutex_);
+    if (!kept_) kept_ = failure;
+    has_kept_.store(true);
+}
+
+std::optional<Failure> PeerGroup::take_kept_failure() {
+    const std::lock_guard lock(kept_mutex_);
+    has_kept_.store(false);
+    return std::exchange(kept_, std::nullopt);
+}
+
 void PeerGroup::ensure_ready() {
     if (closing()) throw Failure(RC_CLOSED, "this communicator is closed", rank);
     check_failure();

@@ -111,8 +111,15 @@ public:
     virtual void prepare(const CallRecord&) {}
     // One thread at a time. A call that throws RC_MISMATCH or RC_ARGUMENT is over on all ranks.
     virtual void run_collective(const CallRecord& call) = 0;
-    // Throws a mismatch that a call has left to the next one.
-    virtual void check_calls() {}
+    // Keeps a failure that no call has raised, if the group stays usable: a mismatch of a call that had returned, or
+    // the failure of one whose work was dropped. check_calls() throws the first one, after a later call or by itself.
+    void keep_failure(const Failure& failure);
+    bool has_kept_failure() const { return has_kept_.load(std::memory_order_relaxed); }
+    void check_calls() {
+        if (!has_kept_failure()) return;
+        if (const auto kept = take_kept_failure()) throw *kept;
+    }
+    std::optional<Failure> take_kept_failure();
     // Whether the call can be started without waiting: then start_collective() gives its peers all that they need of
     // this rank, and once has_arrived() is true, run_collective() does the rest without waiting for long.
     virtual bool can_start(const CallRecord&) const { return false; }
@@ -149,6 +156,9 @@ private:
     std::atomic<Trace*> trace_{nullptr};
     std::mutex traces_mutex_;
     std::vector<std::unique_ptr<Trace>> traces_;  // another thread may still add to an earlier one
+    std::mutex kept_mutex_;
+    std::optional<Failure> kept_;
+    std::atomic<bool> has_kept_{false};
 };
 
 }  // namespace ringcomm

@@ -54,6 +54,7 @@ void Work::notify(uint64_t token) {
 void Work::finish(std::unique_ptr<Failure> failure) {
     const std::lock_guard lock(mutex_);
     failure_ = std::move(failure);
+    if (failure_ && dropped_in_) keep_in(*dropped_in_);
     done_.store(true, std::memory_order_release);
     changed_.notify_all();
     for (const uint64_t token : tokens_) completions->push(token);
@@ -61,13 +62,27 @@ void Work::finish(std::unique_ptr<Failure> failure) {
 
 void Work::restart() {
     failure_.reset();
+    failure_seen_.store(false);
     tokens_.clear();
     message = NO_MESSAGE;
     done_.store(false, std::memory_order_relaxed);
 }
 
-void Work::result() const {
-    if (failure_) throw *failure_;
+void Work::result() {
+    if (!failure_) return;
+    failure_seen_.store(true);
+    throw *failure_;
+}
+
+void Work::drop(PeerGroup& group) {
+    const std::lock_guard lock(mutex_);
+    dropped_in_ = &group;
+    if (has_unseen_failure()) keep_in(group);
+}
+
+void Work::keep_in(PeerGroup& group) {
+    group.keep_failure(*failure_);
+    failure_seen_.store(true);
 }
 
 void Work::wake() {

@@ -38,7 +38,10 @@ public:
     // The call, which is done, starts again.
     void restart();
     // Throws the failure of the call, if it has one. Only after done().
-    void result() const;
+    void result();
+    // The program will not ask for the result: from now on `group` keeps a failure that it has not seen.
+    void drop(PeerGroup& group);
+    bool has_unseen_failure() const { return done() && failure_ && !failure_seen_.load(); }
     // Waits until `deadline` (ns). Then it breaks the communicator, which stops the call and ends the wait.
     virtual void wait(PeerGroup& group, uint64_t deadline);
 
@@ -69,9 +72,13 @@ protected:
     std::condition_variable changed_;
 
 private:
+    void keep_in(PeerGroup& group);  // the failure
+
     std::atomic<bool> done_{false};
     std::unique_ptr<Failure> failure_;  // some KiB, which most calls need not allocate
-    std::vector<uint64_t> tokens_;      // for next_done()
+    std::atomic<bool> failure_seen_{false};
+    PeerGroup* dropped_in_ = nullptr;  // while the call may still run
+    std::vector<uint64_t> tokens_;     // for next_done()
 };
 
 uint64_t next_done(double timeout);  // seconds; 0 after that

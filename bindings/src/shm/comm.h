@@ -51,7 +51,6 @@ public:
     bool closed(int r) const override { return header(r).state.load() == RANK_CLOSED; }
     // collectives/collectives.cpp, starts.cpp
     void run_collective(const CallRecord& call) override;
-    void check_calls() override;
     bool can_start(const CallRecord& call) const override;
     void start_collective(const CallRecord& call) override;
     bool has_arrived(const CallRecord& call) const override;
@@ -102,9 +101,7 @@ public:
     // Whether the process of rank r is neither dead nor stopped.
     bool runs(int r) const;
 
-    // The last call of which the records of all ranks have been compared, and a mismatch of one that had returned here.
-    uint64_t verified = 0;
-    std::optional<Failure> deferred_mismatch;
+    uint64_t verified = 0;  // the last call of which the records of all ranks have been compared
 
     // Scratch memory of the one collective that may run.
     std::vector<const void*> sources;

@@ -117,7 +117,7 @@ def count_wrong(array: Array, expected: list[Array]) -> int:
 def dtype_named(name: str) -> np.dtype[Any]:
     """Return the NumPy dtype; importing ml_dtypes registers bfloat16 and float8."""
     with suppress(ImportError):
-        import ml_dtypes  # noqa: F401
+        import ml_dtypes  # noqa: F401 (for its dtypes)
     return np.dtype(name)
 
 

@@ -75,7 +75,7 @@ class MessageSocket(socket.socket):
         self.settimeout(timeout)
         self._received, self._unsent = bytearray(), bytearray()
 
-    def send(self, data: bytes, _: int = 0, /) -> int:  # type: ignore[override]
+    def send(self, data: bytes, _: int = 0, /) -> int:  # type: ignore[override]  # a message, not a part of it
         self._unsent += LENGTH.pack(len(data)) + data
         self.flush()
         return len(data)

@@ -32,7 +32,7 @@ class Gate:
         """Return the socket by which to hear a new peer, if it is still there, and why it is refused, or ""."""
         return MessageSocket(peer), ""
 
-    def admits(self, peer: MessageSocket) -> tuple[bool, str]:  # noqa: ARG002
+    def admits(self, peer: MessageSocket) -> tuple[bool, str]:  # noqa: ARG002 (a gate that admits all)
         """Return whether the message of a peer is for the server, and why the peer is refused, or ""."""
         return True, ""
 
@@ -40,7 +40,7 @@ class Gate:
         """Return when to call `poll` next."""
         return math.inf
 
-    def poll(self, peers: Collection[MessageSocket]) -> tuple[MessageSocket, str] | None:  # noqa: ARG002
+    def poll(self, peers: Collection[MessageSocket]) -> tuple[MessageSocket, str] | None:  # noqa: ARG002 (a gate that admits all)
         """Do what is due; return a peer to refuse, and why."""
         return None
 

@@ -28,18 +28,22 @@ MAX_UNTRUSTED = 128  # peers that have not proved that they know the secret
 
 
 def connect(
-    address: str, secret: bytes, seconds: float, keepalive: float = KEEPALIVE, dialling: float = HANDSHAKE_TIMEOUT
+    address: str,
+    secret: bytes,
+    seconds: float,
+    keepalive: float = KEEPALIVE,
+    connect_timeout: float = HANDSHAKE_TIMEOUT,
 ) -> MessageSocket:
     """Return a connection to the server at this address, whose send and recv then wait up to `seconds`.
 
-    `dialling`: the most seconds until that host answers, which a busy server does not delay.
+    `connect_timeout`: the most seconds until that host answers, which a busy server does not delay.
 
     Raises ConnectionRefusedError if nothing listens there, another ConnectionError if no server answers as it should,
     ArgumentError if it has another secret.
     """
     seconds = min(seconds, HANDSHAKE_TIMEOUT)
     try:
-        connected = socket.create_connection(split_address(address), min(seconds, dialling))
+        connected = socket.create_connection(split_address(address), min(seconds, connect_timeout))
         connected.settimeout(seconds)
         if connected.getsockname() == connected.getpeername():  # TCP connects a free local port to itself
             connected.close()

@@ -20,7 +20,7 @@ class Constant:
         if isinstance(other, type(self)):
             return True
         try:
-            return self._value == operator.index(other)  # type: ignore[arg-type]
+            return self._value == operator.index(other)  # type: ignore[arg-type]  # what is no integer raises TypeError
         except TypeError:
             return NotImplemented
 

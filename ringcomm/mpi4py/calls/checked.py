@@ -49,7 +49,7 @@ def forms(
         return Request._of(started(context, describe(context, *args, **kwargs)))
 
     @handled
-    def persistent(self: Any, *args: Any, info: Info | None = None, **kwargs: Any) -> Prequest:  # noqa: ARG001
+    def persistent(self: Any, *args: Any, info: Info | None = None, **kwargs: Any) -> Prequest:  # noqa: ARG001 (no hint is known)
         context = self._object
         if args and isinstance(args[-1], Info):
             args = args[:-1]
@@ -69,5 +69,5 @@ def forms(
     ):
         form.__name__, form.__qualname__ = its_name, f"Comm.{its_name}"
         form.__doc__ = what + (describe.__doc__ or "")
-        form.__signature__ = inspect.Signature(parameters)  # type: ignore[union-attr]
+        form.__signature__ = inspect.Signature(parameters)  # type: ignore[union-attr]  # each form is a function
     return blocking, nonblocking, persistent

@@ -26,7 +26,7 @@ class Objects:
 
     def barrier(self) -> None:
         """Wait until all ranks have called this."""
-        self.Barrier()  # type: ignore[attr-defined]
+        self.Barrier()  # type: ignore[attr-defined]  # of Comm, which this is a part of
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """Return the object of `root` on all ranks."""

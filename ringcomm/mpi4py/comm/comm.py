@@ -112,7 +112,7 @@ class Comm(Attributes, ObjectsPointToPoint, Probes, Buffered, Collectives, Objec
     # --- Attributes ---------------------------------------------------------------------------------------------------
 
     @property
-    def _attributes(self) -> dict[int, Any]:  # type: ignore[override]
+    def _attributes(self) -> dict[int, Any]:  # type: ignore[override]  # those of the context, read only here
         return self._object.attributes
 
     @handled
@@ -250,7 +250,7 @@ class Intercomm(Comm):
     """The class of intercommunicators, of which there are none but null handles."""
 
     @classmethod
-    def _check_kind(cls, named: Any) -> None:  # noqa: ARG003
+    def _check_kind(cls, named: Any) -> None:  # noqa: ARG003 (no handle is one)
         raise TypeError("expected an intercommunicator")
 
     Create_from_groups = UnsupportedMethod("use Intracomm.Create_from_group")

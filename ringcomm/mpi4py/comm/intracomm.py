@@ -32,7 +32,7 @@ class Intracomm(Comm):
         cls,
         group: Group,
         stringtag: str = "org.mpi4py",
-        info: Info = INFO_NULL,  # noqa: ARG003
+        info: Info = INFO_NULL,  # noqa: ARG003 (no hint is known)
         errhandler: Errhandler | None = None,
     ) -> Any:
         """Make a communicator of the ranks of a group, which alone call it."""
@@ -58,13 +58,13 @@ class Intracomm(Comm):
         self,
         dims: Sequence[int],
         periods: Sequence[bool] | bool | None = None,
-        reorder: bool = False,  # noqa: ARG002
+        reorder: bool = False,  # noqa: ARG002 (ranks keep their numbers)
     ) -> Any:
         """Arrange the ranks in a grid, in row-major order. Ranks beyond the grid get COMM_NULL."""
         return self._arranged(_cart(dims, periods))
 
     @handled
-    def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:  # noqa: ARG002
+    def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:  # noqa: ARG002 (ranks keep their numbers)
         """Arrange the ranks in a graph. Ranks beyond its nodes get COMM_NULL."""
         return self._arranged(_graph(index, edges))
 
@@ -75,14 +75,14 @@ class Intracomm(Comm):
         destinations: Sequence[int] | None,
         sourceweights: Sequence[int] | int | None = None,
         destweights: Sequence[int] | int | None = None,
-        info: Info = INFO_NULL,  # noqa: ARG002
-        reorder: bool = False,  # noqa: ARG002
+        info: Info = INFO_NULL,  # noqa: ARG002 (no hint is known)
+        reorder: bool = False,  # noqa: ARG002 (ranks keep their numbers)
     ) -> Any:
         """Arrange the ranks in a graph, of which each rank gives the edges that it has."""
         sources, destinations = (tuple(map(operator.index, ranks or ())) for ranks in (sources, destinations))
         weights = weights_of(sourceweights, len(sources)), weights_of(destweights, len(destinations))
         weighted = None if None in weights else weights
-        return self._made(self._split(0, self._object.rank, DistGraph(sources, destinations, weighted)))  # type: ignore[arg-type]
+        return self._made(self._split(0, self._object.rank, DistGraph(sources, destinations, weighted)))  # type: ignore[arg-type]  # None in neither weights
 
     @handled
     def Create_dist_graph(
@@ -91,8 +91,8 @@ class Intracomm(Comm):
         degrees: Sequence[int] | int,
         destinations: Sequence[int],
         weights: Sequence[int] | int | None = None,
-        info: Info = INFO_NULL,  # noqa: ARG002
-        reorder: bool = False,  # noqa: ARG002
+        info: Info = INFO_NULL,  # noqa: ARG002 (no hint is known)
+        reorder: bool = False,  # noqa: ARG002 (ranks keep their numbers)
     ) -> Any:
         """Arrange the ranks in a graph, of which each rank gives some edges: `degrees[i]` of them from `sources[i]`."""
         counts = [degrees] * len(sources) if isinstance(degrees, int) else degrees

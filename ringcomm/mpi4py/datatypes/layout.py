@@ -162,7 +162,7 @@ class Layout:
         if not count:
             return np.empty(shape, f"u{self._unit}")
         strides = self.extent, self._step, self._unit
-        return np.ndarray(shape, f"u{self._unit}", memory, offset + int(offsets[0]), strides)  # type: ignore[arg-type]
+        return np.ndarray(shape, f"u{self._unit}", memory, offset + int(offsets[0]), strides)  # type: ignore[arg-type]  # NumPy takes any writable buffer
 
     def _scattered(self, memory: Bytes, offset: int, count: int) -> tuple[NDArray[Any], Offsets]:
         """Return the memory in units, and the index of those that the elements have."""

@@ -90,7 +90,7 @@ class MPIPoolExecutor(Executor):
 
     _max_workers = num_workers  # as in the executors of concurrent.futures, where others read it
 
-    def bootup(self, wait: bool = True) -> Self:  # noqa: ARG002
+    def bootup(self, wait: bool = True) -> Self:  # noqa: ARG002 (as mpi4py's)
         """Return this executor: its workers are there, or start with their first call."""
         if self._closed:
             raise RuntimeError("cannot bootup after shutdown")
@@ -178,14 +178,14 @@ class MPIPoolExecutor(Executor):
 class ThreadPoolExecutor(MPIPoolExecutor):
     """The same with threads of this process, one unless `max_workers` is given."""
 
-    def _start(self, processes: int | None, preparation: Preparation, main: bool) -> Backend:  # noqa: ARG002
+    def _start(self, processes: int | None, preparation: Preparation, main: bool) -> Backend:  # noqa: ARG002 (each kind of pool takes what it needs)
         return _threads(processes or 1, preparation)
 
 
 class ProcessPoolExecutor(MPIPoolExecutor):
     """The same with new processes, whatever the world."""
 
-    def _start(self, processes: int | None, preparation: Preparation, main: bool) -> Backend:  # noqa: ARG002
+    def _start(self, processes: int | None, preparation: Preparation, main: bool) -> Backend:  # noqa: ARG002 (each kind of pool takes what it needs)
         return _processes(processes, preparation)
 
 
@@ -224,7 +224,7 @@ class _CommPoolExecutor(MPIPoolExecutor):
         self._begin = start
         super().__init__(**options)
 
-    def _start(self, processes: int | None, preparation: Preparation, main: bool) -> Backend:  # noqa: ARG002
+    def _start(self, processes: int | None, preparation: Preparation, main: bool) -> Backend:  # noqa: ARG002 (each kind of pool takes what it needs)
         return self._begin(preparation, main)
 
 

@@ -85,7 +85,7 @@ class DistGraph(NamedTuple):
     destinations: tuple[int, ...]
     weights: tuple[list[int], list[int]] | None
 
-    def edges_of(self, rank: int) -> tuple[list[int], list[int]]:  # noqa: ARG002
+    def edges_of(self, rank: int) -> tuple[list[int], list[int]]:  # noqa: ARG002 (each rank knows its own only)
         return list(self.sources), list(self.destinations)
 
 
@@ -97,7 +97,7 @@ def weights_of(weights: Sequence[int] | int | None, count: int) -> list[int] | N
     """Return the weights of `count` edges, None if they have none."""
     if weights is None or (isinstance(weights, int) and weights == UNWEIGHTED):
         return None
-    found = [] if isinstance(weights, int) and weights == WEIGHTS_EMPTY else list(weights)  # type: ignore[arg-type]
+    found = [] if isinstance(weights, int) and weights == WEIGHTS_EMPTY else list(weights)  # type: ignore[arg-type]  # of an int only WEIGHTS_EMPTY
     if len(found) != count:
         raise ValueError(f"weights: expected {count}, got {len(found)}")
     return found

@@ -37,7 +37,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):  # noqa: N801 (mpi4py's name)
             self._released = True
             return self
         (obj,) = args
-        made: Self = wrap(expose(obj, False), cls)  # type: ignore[assignment]
+        made: Self = wrap(expose(obj, False), cls)  # type: ignore[assignment]  # of the class that is passed
         return made
 
     @staticmethod

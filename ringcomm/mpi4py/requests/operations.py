@@ -90,7 +90,7 @@ def _watch(work: Any) -> None:
         requests.when_ended(work, note_end)
 
 
-class PendingOperation(requests.PendingOperation):  # type: ignore[misc]
+class PendingOperation(requests.PendingOperation):  # type: ignore[misc]  # its base is in C++
     """A started operation of a communicator, whose context is given.
 
     The core makes those of plain arrays, and waits for them: bindings/python/requests.cpp. Others have a work to wait
@@ -174,7 +174,7 @@ class PendingOperation(requests.PendingOperation):  # type: ignore[misc]
             self.complete()
 
 
-class Persistent(requests.PersistentOperation, PendingOperation):  # type: ignore[misc]
+class Persistent(requests.PersistentOperation, PendingOperation):  # type: ignore[misc]  # its base is in C++
     """An operation that can be started again and again: by the core if it is prepared, else by `start`."""
 
     active: bool  # of the base

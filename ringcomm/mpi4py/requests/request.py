@@ -19,7 +19,7 @@ __all__ = ["REQUEST_NULL", "Grequest", "Prequest", "Request"]
 SPIN = 50e-6  # seconds for which Waitany polls: as long as ringcomm's ranks spin before they sleep
 
 
-class Request(RequestHandle, Handle):  # type: ignore[misc]
+class Request(RequestHandle, Handle):  # type: ignore[misc]  # RequestHandle is in C++
     """A started operation."""
 
     _object: PendingOperation | Persistent | General | None

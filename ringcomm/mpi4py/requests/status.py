@@ -28,7 +28,7 @@ class Status:
     def __eq__(self, other: object) -> bool:
         return self._fields == other._fields if isinstance(other, Status) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # it may change
 
     def __reduce__(self) -> Any:
         return type(self).f2py, (self.py2f(),)

@@ -41,7 +41,7 @@ def ring_attention(
     """
     check_shapes(query, key, value, axis, halves=causal)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    out: Tensor = _RingAttention.apply(query, key, value, axis, causal, scale)  # type: ignore[no-untyped-call]
+    out: Tensor = _RingAttention.apply(query, key, value, axis, causal, scale)
     return out
 
 

@@ -44,13 +44,13 @@ def by_expert(chosen: Tensor, experts: int, capacity_factor: float | None) -> tu
 
 def add_loss(x: Tensor, loss: Tensor, factor: float) -> Tensor:
     """Return a tensor as it is, and add factor · loss to the loss whose backward runs."""
-    y: Tensor = _AddLoss.apply(x, loss, factor)  # type: ignore[no-untyped-call]
+    y: Tensor = _AddLoss.apply(x, loss, factor)
     return y
 
 
 class _AddLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, loss: Tensor, factor: float) -> Tensor:  # noqa: ARG004
+    def forward(ctx: Any, x: Tensor, loss: Tensor, factor: float) -> Tensor:  # noqa: ARG004 (only backward needs it)
         ctx.factor = factor
         return x.view_as(x)
 

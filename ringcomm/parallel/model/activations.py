@@ -99,7 +99,7 @@ def _save(folder: Folder | None, streams: dict[torch.device, Any], x: Tensor) ->
     if not x.is_cuda:
         return _Saved(host.copy_(x), x.device, None)
     if x.device not in streams:
-        streams[x.device] = torch.cuda.Stream(x.device)  # type: ignore[no-untyped-call]
+        streams[x.device] = torch.cuda.Stream(x.device)
     stream = streams[x.device]
     stream.wait_stream(torch.cuda.current_stream(x.device))
     with torch.cuda.stream(stream):

@@ -83,7 +83,7 @@ class OffloadedOptimizer(Optimizer):
             parameter.data = self._host(parameter, parameter.dtype).copy_(parameter.detach())
 
     @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]  # without a closure
         """Update the parameters that have gradients."""
         chunks, writes = [*self._chunks(), []], []
         states: dict[Tensor, State] = defaultdict(dict)  # of parameters of which not all pieces are updated
@@ -210,7 +210,7 @@ def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
 @contextmanager
 def _background(device: torch.device) -> Iterator[Callable[..., "Future[Any]"]]:
     """Yield a function that runs others on a thread, in order; on a GPU, on a stream, after the work until then."""
-    stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def run(before: Any, function: Callable[..., Any], *args: Any) -> Any:
         if stream is None:

@@ -33,7 +33,7 @@ class Training:
         """Return what the optimizer has for a parameter: here the parameter."""
         return parameter
 
-    def part(self, x: Tensor, parameter: nn.Parameter, spec: ShardSpec | None) -> Tensor:  # noqa: ARG002
+    def part(self, x: Tensor, parameter: nn.Parameter, spec: ShardSpec | None) -> Tensor:  # noqa: ARG002 (others need the parameter)
         """Return what is held of a parameter, or a state of that shape, as torch.distributed.checkpoint takes it."""
         return as_dtensor(x, spec, self.grid.tp)
 

@@ -52,7 +52,7 @@ def vocab_parallel_cross_entropy(
     if not 0 <= label_smoothing <= 1:
         raise refuse("label_smoothing", "a number from 0 to 1", label_smoothing)
     check_ids("targets", targets.where(targets != ignore_index, 0), vocab_size)
-    loss: torch.Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+    loss: torch.Tensor = _CrossEntropy.apply(
         logits.flatten(0, -2), targets.flatten(), tp, vocab_size, label_smoothing, ignore_index
     )
     return loss

@@ -181,7 +181,7 @@ class GridLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[-1] * self.grid.q != self.in_features:
             raise refuse("features of the input", f"{self.in_features} / {self.grid.q}", x.shape[-1])
-        y: torch.Tensor = _Product.apply(x, self.weight, self.distribution)  # type: ignore[no-untyped-call]
+        y: torch.Tensor = _Product.apply(x, self.weight, self.distribution)
         if self.bias is None:
             return y
         bias: torch.Tensor = self.bias

@@ -47,10 +47,10 @@ def enter_linear(
     if tp.size == 1:
         return [layer(x) for layer in layers]
     total = _Sum(tp, sequence_parallel)
-    x = _Enter.apply(x, total)  # type: ignore[no-untyped-call]
+    x = _Enter.apply(x, total)
     outputs = [layer(x.detach()) for layer in layers]
     constants = [weight.detach() for weight in weights]
-    return list(_InputGradient.apply(x, total, constants, *outputs))  # type: ignore[no-untyped-call]
+    return list(_InputGradient.apply(x, total, constants, *outputs))
 
 
 class _Sum:

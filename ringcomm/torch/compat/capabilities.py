@@ -56,7 +56,7 @@ class Capabilities:
 
     # --- Names --------------------------------------------------------------------------------------------------------
 
-    def getBackendName(self) -> str:  # noqa: N802
+    def getBackendName(self) -> str:
         return NAME
 
     name = _get_backend_name = getBackendName
@@ -69,10 +69,10 @@ class Capabilities:
     def group_desc(self) -> str:
         return self._description
 
-    def getGroupName(self) -> str:  # noqa: N802
+    def getGroupName(self) -> str:
         return self._name
 
-    def getGroupDesc(self) -> str:  # noqa: N802
+    def getGroupDesc(self) -> str:
         return self._description
 
     def _set_group_name(self, name: str) -> None:
@@ -81,7 +81,7 @@ class Capabilities:
     def _set_group_desc(self, description: str) -> None:
         self._description = description
 
-    setGroupName, setGroupDesc = _set_group_name, _set_group_desc  # noqa: N815
+    setGroupName, setGroupDesc = _set_group_name, _set_group_desc
 
     # --- Devices and features -----------------------------------------------------------------------------------------
 

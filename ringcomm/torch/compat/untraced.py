@@ -18,7 +18,7 @@ def untraced(cls: Class) -> Class:
     evaluation = torch._C._dynamo.eval_frame
     for function in vars(cls).values():
         if isinstance(function, FunctionType):
-            function._torchdynamo_disable = True  # type: ignore[attr-defined]
+            function._torchdynamo_disable = True  # type: ignore[attr-defined]  # read by torch
             if hasattr(evaluation, "set_code_exec_strategy"):
                 skip = evaluation._FrameAction.SKIP
                 strategy = evaluation._FrameExecStrategy(skip, skip)  # of the frame, and of those that it calls

@@ -35,7 +35,7 @@ def calls_of(group: Any, method: str, arguments: tuple[Any, ...], done: Work) ->
     return mode.works, [leaf for leaf in tree_leaves(arguments[0]) if isinstance(leaf, torch.Tensor)]
 
 
-class _Interception(_Mode):  # type: ignore[misc]
+class _Interception(_Mode):  # type: ignore[misc]  # torch's stubs leave it out
     """Makes the calls that arrive with ordinary tensors alone. The dispatcher gets `done` as the work of each."""
 
     def __init__(self, call: Callable[[list[torch.Tensor]], Work], done: Work) -> None:

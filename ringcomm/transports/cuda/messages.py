@@ -121,7 +121,7 @@ class GpuMessages:
             log.warning(text, self._host.rank, self._size, self._device.name)
 
 
-class PendingMessage(GpuMessage):  # type: ignore[misc]
+class PendingMessage(GpuMessage):  # type: ignore[misc]  # GpuMessage is in C++
     """A send or receive (ringcomm.transports.contract.Startable).
 
     `wait` waits until the message is matched, and lets the current stream wait for its end; where calls are blocking,

@@ -194,10 +194,10 @@ class Watch:
             self._host.fail(error)
 
     def _call(self, number: int) -> LaunchedCall:
-        text, timeout = ffi.new("char[]", DESCRIPTION_BYTES), ffi.new("double *")
-        if lib.rc_gpus_describe(self.gpus, number, text, len(text), timeout):
+        text, timeout, copied = ffi.new("char[]", DESCRIPTION_BYTES), ffi.new("double *"), ffi.new("int *")
+        if lib.rc_gpus_describe(self.gpus, number, text, len(text), timeout, copied):
             return UNKNOWN
-        return LaunchedCall(str(ffi.string(text), "ascii"), timeout[0], self._counts.get(number))
+        return LaunchedCall(str(ffi.string(text), "ascii"), timeout[0], bool(copied[0]), self._counts.get(number))
 
     def _failed_call_is_launched(self) -> bool:
         """Return whether the launch of the call that has failed has returned: a kernel can fail before."""

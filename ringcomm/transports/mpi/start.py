@@ -34,7 +34,7 @@ def serves(place: Place) -> bool:
     return place.mpi or place.launcher == "none"
 
 
-def connect(rank: int, size: int, store: None, config: Config) -> Transport:  # noqa: ARG001
+def connect(rank: int, size: int, store: None, config: Config) -> Transport:  # noqa: ARG001 (a TransportModule)
     with aborting_on_interrupt():
         return join(world(size), config)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import harness
-from harness.failures import check_usable, lines_of, mismatch_of, raised
+from harness.failures import check_usable, lines_of, mismatch_of, raised, until
 from ringcomm import MismatchError, premul_sum
 from ringcomm.bootstrap.start_errors import format_ranks
 
@@ -166,6 +166,52 @@ def test_a_mismatch_names_the_call_of_every_rank_and_changes_nothing(name, n, wo
 def test_a_queued_mismatch_is_raised_by_every_wait(name, world):
     size = 2 + (list(CASES).index(name) + 1) % 3
     harness.run(differ, size, name, LARGE, 0, True, world=world)
+
+
+@pytest.mark.parametrize("how", [{}, {"timeout": 60.0}], ids=["fast", "slow"])
+@harness.on(3)
+def test_a_later_call_raises_the_error_of_a_dropped_work(comm, how):
+    """Also where the work was dropped before its end; but not where a wait has raised it."""
+
+    def start(group):
+        return group.all_reduce(np.ones(SMALL + (group.rank == 2)), async_op=True, **how)
+
+    for ends_first in (False, True):
+        work = start(comm)
+        if ends_first:
+            until(work.done, "the call")
+        del work
+        is_held = how and not ends_first  # by the communicator, until it looks again
+        if is_held:
+            comm.barrier()
+        error = raised(MismatchError, comm.check if is_held else comm.barrier)
+        assert error.collective == "all_reduce"
+        check_usable(comm)
+        comm.check()
+    work = start(comm)
+    raised(MismatchError, work.wait)
+    del work
+    check_usable(comm)
+    group = comm.split(0)
+    work = start(group)
+    until(work.done, "the call")
+    del work
+    raised(MismatchError, group.close)
+    group.close()
+
+
+@harness.on(2)
+def test_a_later_call_raises_the_error_of_a_dropped_receive(comm):
+    if comm.rank == 0:
+        comm.send(np.ones(4), 1)
+        comm.barrier()
+    else:
+        work = comm.recv(np.ones(3), 0, async_op=True)
+        until(work.done, "the message")
+        del work
+        assert "rank 0 sent float64 x 4" in str(raised(MismatchError, comm.barrier))
+        comm.check()
+    check_usable(comm)
 
 
 @harness.on(4)

@@ -100,9 +100,10 @@ void check_random_calls() {
             while (!done.load()) {
                 char text[256];
                 double timeout;
+                int by_copy_engines;
                 const uint64_t number = last.load();
                 rc_gpus_ended(gpu.group, number);
-                if (number) rc_gpus_describe(gpu.group, number, text, sizeof text, &timeout);
+                if (number) rc_gpus_describe(gpu.group, number, text, sizeof text, &timeout, &by_copy_engines);
                 if (number) DO(rc_gpus_notify(gpu.group, number));
                 std::this_thread::yield();
             }

@@ -156,9 +156,9 @@ def test_tensors_that_are_not_dense_are_copied():
 def test_wrong_arguments_are_refused():
     x = torch.ones(2, 8)
 
-    def refused(match, *arguments):
+    def refused(match, *arguments, **options):
         with pytest.raises(ArgumentError, match=match):
-            ringcomm.torch.all_reduce_rms_norm(*arguments)
+            ringcomm.torch.all_reduce_rms_norm(*arguments, **options)
 
     refused("x: expected a tensor of float16, bfloat16 or float32, got torch.float64", x.double(), x, x[0])
     refused(r"x: expected rows of one or more elements, got the shape \(\)", torch.tensor(1.0), x, x[0])
@@ -169,9 +169,17 @@ def test_wrong_arguments_are_refused():
     refused("residual: expected a tensor on cpu, as x, got meta", x, x.to("meta"), x[0])
     refused("eps: expected a finite number >= 0, got nan", x, x, x[0], float("nan"))
     refused("eps: expected a finite number >= 0, got None", x, x, x[0], None)
+    refused("x: expected a tensor, got a ndarray", x.numpy(), x, x[0])
+    refused("x: expected a dense tensor, got torch.sparse_coo", x.to_sparse(), x, x[0])
+    refused("weight: expected a tensor, got a NoneType", x, x, None)
+    without_rank_1 = dist.new_group([0])
+    if dist.get_rank():
+        refused("group of all_reduce_rms_norm: expected one with this rank", x, x, x[0], group=without_rank_1)
+    refused("expected a process group, or None for the default one, got 'world'", x, x, x[0], group="world")
+    assert_same(call((2, 8), torch.float32)[0], steps((2, 8), torch.float32))  # the group is usable
 
 
 def test_without_a_group_of_ringcomm_it_is_refused():
     x = DeviceTensor(torch.ones(1, 8))
-    with pytest.raises(ArgumentError, match="needs a process group on the backend ringcomm"):
+    with pytest.raises(ArgumentError, match="whose tensors on GPUs use the backend ringcomm, got no default"):
         ringcomm.torch.all_reduce_rms_norm(x, x, x[0])

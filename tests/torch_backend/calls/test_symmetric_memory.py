@@ -166,3 +166,29 @@ def test_memory_that_cannot_be_symmetric_is_refused(group, monkeypatch):
     assert not group.supports_tensor_alloc(GPU)
     with pytest.raises(ArgumentError, match="needs a torch with CUDA, got 2"):
         group.mem_allocator  # noqa: B018
+
+
+def test_without_a_gpu_it_is_refused(group, monkeypatch):
+    def current_device():
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
+    monkeypatch.setattr(torch.cuda, "current_device", current_device)
+    with (
+        pytest.raises(ArgumentError, match=r"device: expected a GPU that torch can use, got none \(Torch not compiled"),
+        ringcomm.torch.symmetric_memory(),
+    ):
+        pass
+    assert group.size() == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (dist.GroupMember.NON_GROUP_MEMBER, "expected one with this rank, got one without it"),
+        ("default", "expected a process group, or None for the default one, got 'default'"),
+    ],
+)
+def test_what_is_no_group_of_this_rank_is_refused(given, text):
+    for block in (ringcomm.torch.symmetric_memory, ringcomm.torch.shared_arrays):
+        with pytest.raises(ArgumentError, match=f"group of {block.__name__}: {text}"), block(given):
+            pass

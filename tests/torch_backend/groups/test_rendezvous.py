@@ -140,10 +140,10 @@ def test_each_rank_asks_a_store_of_torch_once():
 
 
 def test_a_rank_that_has_found_an_old_start_looks_seldom_and_attempts_are_short_at_first(monkeypatch):
-    slept, dialling = [], []
+    slept, timeouts = [], []
 
     def refuse(_, seconds):
-        dialling.append(seconds)
+        timeouts.append(seconds)
         raise ConnectionRefusedError
 
     monkeypatch.setattr(torch_store, "time", SimpleNamespace(sleep=slept.append))
@@ -155,10 +155,10 @@ def test_a_rank_that_has_found_an_old_start_looks_seldom_and_attempts_are_short_
         raised(ConnectionRefusedError, lambda: rank.connect(100.0))
     assert store.requests == {"get": 20}
     assert slept[-5:] == 5 * [torch_store.LONGEST_PAUSE]
-    assert dialling[:5] == 5 * [torch_store.DIALLING]
-    assert dialling[-1] == 10 * torch_store.LONGEST_PAUSE
+    assert timeouts[:5] == 5 * [torch_store.CONNECT_TIMEOUT]
+    assert timeouts[-1] == 10 * torch_store.LONGEST_PAUSE
     store.set(torch_store.KEY, json.dumps(old | {"secret": "new"}))
     for _ in range(2):
         raised(ConnectionRefusedError, lambda: rank.connect(100.0))
     assert slept[-1] == torch_store.SHORTEST_PAUSE
-    assert dialling[-1] == torch_store.DIALLING
+    assert timeouts[-1] == torch_store.CONNECT_TIMEOUT

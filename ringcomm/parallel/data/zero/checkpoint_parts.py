@@ -92,12 +92,12 @@ class _ShardedPart(Tensor):
         part._blocks = blocks
         return part
 
-    def __repr__(self) -> str:  # type: ignore[override]
+    def __repr__(self) -> str:  # type: ignore[override]  # without torch's keyword
         blocks = ", ".join(f"{tuple(block.shape)} at {offset}" for offset, block in self._blocks)
         return f"part of {tuple(self.shape)}: {blocks}"
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stubs leave it untyped
         cls, func: Callable[..., Any], _: object, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Do what staging for an asynchronous save does: copies, and an empty one whose blocks it sets."""
