@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 import ringcomm
-from ringcomm.adapters import ADAPTERS, CODES, CUPY, ON_GPUS, TENSOR
+from ringcomm.arrays.adapters import ADAPTERS, CODES, CUPY, ON_GPUS, TENSOR
 from ringcomm.devices import emulated
 from ringcomm.devices.device import Pointer
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ringcomm import objects
-from ringcomm.adapters import ADAPTERS, check_disjoint, checked_output, dtype_of, find_device
+from ringcomm.arrays.adapters import ADAPTERS, check_disjoint, checked_output, dtype_of, find_device
 from ringcomm.bootstrap.place import Place
 from ringcomm.devices.device import Device
 from ringcomm.errors import Aborted, ArgumentError, RingcommError, describe_error, integer, refuse

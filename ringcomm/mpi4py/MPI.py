@@ -1,5 +1,6 @@
 """The module MPI of mpi4py."""  # noqa: N999
 
+from ringcomm.mpi4py.base.buffer import *  # noqa: F403
 from ringcomm.mpi4py.base.constants import *  # noqa: F403
 from ringcomm.mpi4py.base.errhandlers import *  # noqa: F403
 from ringcomm.mpi4py.base.errors import *  # noqa: F403
@@ -23,7 +24,6 @@ from ringcomm.mpi4py.environment import _comm_lock, _comm_lock_table, _commctx_i
 from ringcomm.mpi4py.environment import start as _start
 from ringcomm.mpi4py.groups.group import *  # noqa: F403
 from ringcomm.mpi4py.groups.topology import Compute_dims  # noqa: F401
-from ringcomm.mpi4py.memory.buffer import *  # noqa: F403
 from ringcomm.mpi4py.requests.request import *  # noqa: F403
 from ringcomm.mpi4py.requests.status import *  # noqa: F403
 

@@ -3,7 +3,7 @@
 A transport moves bytes between the ranks of one group. The communicator checks and shapes the arguments, the transport
 does the rest:
 
-- pointers are cdata made by ringcomm.adapters, or `native.NULL`; counts are elements; dtypes and operations have the
+- pointers are cdata made by ringcomm.arrays, or `native.NULL`; counts are elements; dtypes and operations have the
   codes of ringcomm.types; timeouts are seconds, negative for the group's own;
 - a call returns when this rank's part is done, or raises an error of ringcomm.errors. Nothing is raised while the
   transport can still touch the caller's memory;
@@ -143,7 +143,7 @@ class FastPath(Protocol):
     def defer_collectives(self, whether: bool, /) -> None: ...
     def defer_barriers(self, whether: bool, /) -> None: ...
 
-    # Take also arrays on a GPU: address and handle of an rc_gpus, a dict of ringcomm.adapters.ON_GPUS, an ordinal.
+    # Take also arrays on a GPU: address and handle of an rc_gpus, a dict of ON_GPUS of ringcomm.arrays, an ordinal.
     def connect_gpus(self, address: int, gpus: Any, types: Any, ordinal: int, /) -> None: ...
     def disconnect_gpus(self) -> None: ...
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from ringcomm.adapters import CODES, TENSORS
+from ringcomm.arrays.adapters import CODES, TENSORS
 from ringcomm.callbacks import when_done
 from ringcomm.errors import MismatchError, RingcommError, describe_error, raise_first_failure, refuse
 from ringcomm.native import NULL, STATUS, NativeFastPath, check, ffi, lib

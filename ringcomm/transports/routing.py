@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ringcomm.adapters import ON_GPUS
+from ringcomm.arrays.adapters import ON_GPUS
 from ringcomm.callbacks import call_back
 from ringcomm.devices.device import Device, Pointer
 from ringcomm.errors import ArgumentError, RingcommError, describe_error, raise_first_failure, refuse

@@ -11,7 +11,7 @@ import pytest
 from cases.collectives import PLANS, Arrays, Case, elements, start
 from cases.reference import COMBINATIONS, numpy_dtype
 from ringcomm import Communicator
-from ringcomm.adapters import ADAPTERS, EmulatedAdapter
+from ringcomm.arrays.adapters import ADAPTERS, EmulatedAdapter
 from ringcomm.devices import emulated
 from ringcomm.devices.contract import Shape
 from ringcomm.testing import connect_threads, run_threads

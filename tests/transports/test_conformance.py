@@ -12,7 +12,7 @@ import harness
 from harness import mpi_world
 from harness.mpi_world import LIBRARIES
 from ringcomm import transports
-from ringcomm.adapters import ADAPTERS, EmulatedAdapter
+from ringcomm.arrays.adapters import ADAPTERS, EmulatedAdapter
 from ringcomm.communicator import Communicator
 from ringcomm.devices import emulated
 from ringcomm.testing import (

@@ -9,12 +9,12 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
+from ringcomm.mpi4py.base.buffer import buffer
 from ringcomm.mpi4py.base.errors import ERR_OP, ERR_TYPE, failure
 from ringcomm.mpi4py.base.handles import Handle, constant
 from ringcomm.mpi4py.buffers.specification import received, sent
 from ringcomm.mpi4py.datatypes.datatype import handle_of
 from ringcomm.mpi4py.datatypes.layout import Layout
-from ringcomm.mpi4py.memory.buffer import buffer
 from ringcomm.types import DTYPES, reducible
 
 MAX_OPS = 32  # user-defined operations that mpi4py allows

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from ringcomm.adapters import ON_GPUS
+from ringcomm.arrays.adapters import ON_GPUS
 from ringcomm.callbacks import when_done
 from ringcomm.devices.contract import Memory
 from ringcomm.devices.device import Device

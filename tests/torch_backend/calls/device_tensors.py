@@ -2,7 +2,7 @@
 
 import torch
 
-from ringcomm.adapters import ADAPTERS, CODES, ON_GPUS, TENSOR, TorchAdapter
+from ringcomm.arrays.adapters import ADAPTERS, CODES, ON_GPUS, TENSOR, TorchAdapter
 from ringcomm.devices import emulated
 from ringcomm.devices.device import Pointer
 
