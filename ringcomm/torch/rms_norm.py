@@ -12,7 +12,7 @@ from ringcomm.devices.device import Pointer
 from ringcomm.errors import ArgumentError, refuse
 from ringcomm.native import ffi
 from ringcomm.torch.shared import backend_of
-from ringcomm.transports.contract import CollectiveCall
+from ringcomm.transports.calls import CollectiveCall
 from ringcomm.transports.cuda.group import RmsNorm
 
 __all__ = ["all_reduce_rms_norm"]

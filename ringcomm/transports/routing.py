@@ -18,7 +18,8 @@ from ringcomm.callbacks import call_back
 from ringcomm.devices.device import Device, Pointer
 from ringcomm.errors import ArgumentError, RingcommError, describe_error, raise_first_failure, refuse
 from ringcomm.native import NULL, check, ffi, lib
-from ringcomm.transports.contract import CollectiveCall, Fused, LocalTransport, Pending, TransferCall, Transport
+from ringcomm.transports.calls import CollectiveCall, Fused, Pending, TransferCall
+from ringcomm.transports.contract import LocalTransport, Transport
 from ringcomm.transports.cuda.group import CudaGroup, RmsNorm, Unreachable
 from ringcomm.transports.cuda.messages import GpuMessages
 from ringcomm.transports.staged_calls import StagedCalls

@@ -16,7 +16,8 @@ from ringcomm.devices.device import Device
 from ringcomm.devices.gpu import process
 from ringcomm.errors import ArgumentError, RingcommError, refuse
 from ringcomm.native import GpuMessage, check, ffi, lib
-from ringcomm.transports.contract import Pending, Startable, TransferCall, Transport
+from ringcomm.transports.calls import Pending, Startable, TransferCall
+from ringcomm.transports.contract import Transport
 
 __all__ = ["GpuMessages", "PendingMessage"]
 
@@ -122,7 +123,7 @@ class GpuMessages:
 
 
 class PendingMessage(GpuMessage):  # type: ignore[misc]
-    """A send or receive (ringcomm.transports.contract.Startable).
+    """A send or receive (ringcomm.transports.calls.Startable).
 
     `wait` waits until the message is matched, and lets the current stream wait for its end; where calls are blocking,
     it waits for that too.

@@ -11,6 +11,7 @@ import torch
 from test_arguments import CALLS, NO_NUMBERS, zeros
 
 import harness
+from cases.no_fast_path import NO_FAST_PATH
 from cases.reference import numpy_dtype
 from harness.failures import check_usable, raised
 from ringcomm import Aborted, ArgumentError, premul_sum
@@ -18,7 +19,7 @@ from ringcomm.arrays.adapters import CODES
 from ringcomm.native import NativeFastPath
 from ringcomm.testing import check_transport, connect_threads
 from ringcomm.transports import shm
-from ringcomm.transports.contract import NO_FAST_PATH, FastPath
+from ringcomm.transports.fast_path import FastPath
 from ringcomm.transports.requests import fast_path_with
 from ringcomm.types import COLLECTIVES, DTYPES, PUBLIC
 from ringcomm.work import StartedWork
