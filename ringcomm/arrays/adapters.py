@@ -21,7 +21,7 @@ from ringcomm.types import DTYPES
 __all__ = [
     "ADAPTERS",
     "CODES",
-    "ON_GPUS",
+    "GPU_ARRAYS",
     "TENSORS",
     "Adapter",
     "Memory",
@@ -90,7 +90,7 @@ class TorchAdapter:
         TENSORS.update((torch.Tensor, torch.nn.Parameter))
         CODES.update({getattr(torch, name): code for name, code in DTYPES.items() if hasattr(torch, name)})
         current = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # missing without CUDA
-        ON_GPUS["cuda"].update({kind: (TENSOR, current, None) for kind in TENSORS if current})
+        GPU_ARRAYS["cuda"].update({kind: (TENSOR, current, None) for kind in TENSORS if current})
 
     def memory(self, x: Any, writable: bool) -> Memory:  # noqa: ARG002 (no tensor is read-only)
         if not (x.is_cpu or x.is_cuda):
@@ -128,7 +128,7 @@ class EmulatedAdapter(NumPyAdapter):
     def __init__(self, emulated: Any) -> None:
         self._device, self._empty = emulated.device, emulated.empty
         device = emulated.device
-        ON_GPUS["emulated"][emulated.Array] = EMULATED, lambda _: device.stream(), self.empty
+        GPU_ARRAYS["emulated"][emulated.Array] = EMULATED, lambda _: device.stream(), self.empty
 
     def memory(self, x: Any, writable: bool) -> Memory:
         _, count, code = super().memory(x, writable)
@@ -143,7 +143,7 @@ class CudaAdapter:
 
     def __init__(self) -> None:
         if cupy := sys.modules.get("cupy"):
-            ON_GPUS["cuda"][cupy.ndarray] = CUPY, cupy.cuda.get_current_stream, self.empty
+            GPU_ARRAYS["cuda"][cupy.ndarray] = CUPY, cupy.cuda.get_current_stream, self.empty
 
     def memory(self, x: Any, writable: bool) -> Memory:
         try:
@@ -186,7 +186,7 @@ class _Codes(dict[Any, int]):
 ADAPTERS = _Adapters({np.ndarray: NumPyAdapter()})
 CODES = _Codes()
 # How the fast path reads arrays on the devices of a family, by type: see GpuArrays in bindings/python/gpu_arrays.h.
-ON_GPUS: dict[str, dict[type, tuple[int, Any, Any]]] = {"cuda": {}, "emulated": {}}
+GPU_ARRAYS: dict[str, dict[type, tuple[int, Any, Any]]] = {"cuda": {}, "emulated": {}}
 TENSOR, CUPY, EMULATED = range(3)
 TENSORS: set[type] = set()  # PyTorch's own types, once one was used: subclasses may have no memory of their own
 

@@ -82,8 +82,8 @@ class Transport(ABC):
     def shrink(self, timeout: float) -> "tuple[Transport, Sequence[int]]":
         """Make a group of the ranks that call this too, in their old order, although this group is broken.
 
-        Waits for ranks that run but do not call it for `timeout` seconds; returns their process ids, too, if they are
-        on this host. Raises Aborted if the others have continued without this rank.
+        Waits `timeout` seconds for ranks that run but do not call it, then leaves them out; returns their process ids,
+        too, if the group is of one host. Raises Aborted if the others have continued without this rank.
         """
 
     @abstractmethod

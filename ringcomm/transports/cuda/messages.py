@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from ringcomm.arrays.adapters import ON_GPUS
+from ringcomm.arrays.adapters import GPU_ARRAYS
 from ringcomm.callbacks import when_done
 from ringcomm.devices.contract import Memory
 from ringcomm.devices.device import Device
@@ -61,7 +61,7 @@ class GpuMessages:
         check(lib.rc_gpu_messages_open(host.handle, [setup]))
         self._comm = int(ffi.cast("uintptr_t", host.handle))
         if not device.blocking:
-            host.fast_path.connect_messages(ON_GPUS[device.family], device.ordinal, PendingMessage)
+            host.fast_path.connect_messages(GPU_ARRAYS[device.family], device.ordinal, PendingMessage)
 
     def _allocate(self) -> Memory:
         try:
