@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 import ringcomm
-from ringcomm.adapters import ADAPTERS, CODES, CUPY, ON_GPUS, TENSOR
+from ringcomm.arrays.adapters import ADAPTERS, CODES, CUPY, GPU_ARRAYS, TENSOR
 from ringcomm.devices import emulated
 from ringcomm.devices.device import Pointer
 
@@ -73,7 +73,7 @@ def prepare() -> None:
     emulated.configure(skip_launches=True)
     emulated.EmulatedDevice.blocking = False
     stream = emulated.device.stream()
-    kinds, adapter = ON_GPUS["emulated"], ArrayAdapter()
+    kinds, adapter = GPU_ARRAYS["emulated"], ArrayAdapter()
     kinds[cupy.ndarray] = CUPY, lambda _: stream, None
     kinds[DeviceTensor] = TENSOR, lambda _: stream.ptr, None
     for kind in (cupy.ndarray, DeviceTensor):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ringcomm import objects
-from ringcomm.adapters import ADAPTERS, check_disjoint, checked_output, dtype_of, find_device
+from ringcomm.arrays.adapters import ADAPTERS, check_disjoint, checked_output, dtype_of, find_device
 from ringcomm.bootstrap.place import Place
 from ringcomm.devices.device import Device
 from ringcomm.errors import Aborted, ArgumentError, RingcommError, describe_error, integer, refuse
@@ -22,7 +22,8 @@ from ringcomm.pending import PendingCalls, PendingWork, SendRecvPending
 from ringcomm.shapes import Shapes, check_shape
 from ringcomm.trace.dump import dump_if_asked
 from ringcomm.trace.recorder import MARK_BYTES, group_id, record, record_if_asked
-from ringcomm.transports.contract import CollectiveCall, Startable, TransferCall, Transport
+from ringcomm.transports.calls import CollectiveCall, Startable, TransferCall
+from ringcomm.transports.contract import Transport
 from ringcomm.transports.messages import Messages
 from ringcomm.transports.routing import RoutingTransport
 from ringcomm.types import COLLECTIVES, PremulSum, reduction
@@ -345,10 +346,10 @@ class Communicator:
         Raises Aborted if the others have continued without this rank.
         """
         with self._transport.recorded("shrink"):
-            transport = self._transport.shrink(seconds(timeout))
+            transport, left_out_pids = self._transport.shrink(seconds(timeout))
         shrunk = Communicator(transport, self._job, self._place)
         if self._job:
-            self._job.resume(shrunk, transport.left_out_pids)
+            self._job.resume(shrunk, left_out_pids)
         with suppress(RingcommError):  # messages that were lost
             self.close()
         return shrunk

@@ -15,7 +15,7 @@ import numpy as np
 
 from ringcomm.errors import RingcommError, describe_error
 from ringcomm.native import LARGE, RECORD, ffi, has_large_array, lib, open_objects, pack_objects, seconds
-from ringcomm.transports.contract import CollectiveCall
+from ringcomm.transports.calls import CollectiveCall
 from ringcomm.types import DTYPES
 
 __all__ = ["Codec", "all_gather", "all_to_all", "broadcast", "gather", "scatter"]

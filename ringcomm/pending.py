@@ -8,7 +8,7 @@ from typing import Any, cast
 from ringcomm.callbacks import call_back
 from ringcomm.errors import Aborted, RingcommError
 from ringcomm.native import seconds
-from ringcomm.transports.contract import Pending, StreamPending
+from ringcomm.transports.calls import Pending, StreamPending
 from ringcomm.transports.routing import RoutingTransport
 from ringcomm.work import Work
 

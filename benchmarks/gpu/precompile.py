@@ -15,7 +15,7 @@ from ringcomm.devices import emulated
 from ringcomm.devices.contract import KernelVariant
 from ringcomm.native import NULL, ffi
 from ringcomm.transports.blocks import Blockwise
-from ringcomm.transports.contract import CollectiveCall
+from ringcomm.transports.calls import CollectiveCall
 from ringcomm.transports.cuda.kernels import plan_launch
 from ringcomm.types import DTYPES, KERNELS, OPS, REDUCING_KERNELS, reducible
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ringcomm.arrays.protocols import at_address
 from ringcomm.devices.contract import KernelVariant, Memory, MessageShape, Shape
 from ringcomm.devices.device import Device, DriverStream
 from ringcomm.devices.driver import EMULATED, Driver
@@ -44,14 +45,6 @@ HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 class Array(np.ndarray[Any, Any]):
     """A NumPy array on the emulated device, whose memory is that of the host."""
-
-
-class ArrayBase:
-    """The base of an array over memory, which keeps it alive."""
-
-    def __init__(self, memory: Memory, size: int) -> None:
-        self.memory = memory
-        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (memory.address, False)}
 
 
 class Stream(DriverStream):
@@ -114,7 +107,7 @@ class EmulatedDevice(Device):
 
     def array(self, owner: Memory, shape: tuple[int, ...], dtype: Any) -> Array:
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        whole: Array = np.asarray(ArrayBase(owner, size)).view(dtype).reshape(shape).view(Array)
+        whole: Array = at_address(owner.address, size, False, owner).view(dtype).reshape(shape).view(Array)
         return whole
 
 

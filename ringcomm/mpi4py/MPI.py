@@ -1,5 +1,6 @@
 """The module MPI of mpi4py."""
 
+from ringcomm.mpi4py.base.buffer import *
 from ringcomm.mpi4py.base.constants import *
 from ringcomm.mpi4py.base.errhandlers import *
 from ringcomm.mpi4py.base.errors import *
@@ -23,7 +24,6 @@ from ringcomm.mpi4py.environment import _comm_lock, _comm_lock_table, _commctx_i
 from ringcomm.mpi4py.environment import start as _start
 from ringcomm.mpi4py.groups.group import *
 from ringcomm.mpi4py.groups.topology import Compute_dims
-from ringcomm.mpi4py.memory.buffer import *
 from ringcomm.mpi4py.requests.request import *
 from ringcomm.mpi4py.requests.status import *
 

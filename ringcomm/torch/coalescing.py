@@ -78,10 +78,6 @@ class Coalescing:
 
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing  # of a Backend
 
-    # The names before torch 2.13.
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
 
 def _go_as_one(tensors: Tensors) -> bool:
     """Return whether tensors on a GPU are copied into one: a launch takes longer than to copy a few bytes."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringcomm.adapters import ADAPTERS
+from ringcomm.arrays.adapters import ADAPTERS
 from ringcomm.communicator import Communicator
 from ringcomm.devices.device import Device
 from ringcomm.errors import ArgumentError, refuse

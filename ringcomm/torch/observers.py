@@ -17,7 +17,7 @@ from torch._C._autograd import _profiler_enabled as profiling  # on this thread
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["call_silently", "label", "recorders", "show_to_modes", "timed", "waits", "watched"]
+__all__ = ["OLDER", "call_silently", "label", "recorders", "show_to_modes", "timed", "waits", "watched"]
 
 c10d: Any = torch._C._distributed_c10d
 
@@ -27,7 +27,7 @@ recorders: list[Callable[[Any, str, Sequence[torch.Tensor]], object]] = []
 # Each is called with the seconds that a thread has spent in a call, or waiting for one that it had started, on it.
 waits: list[Callable[[float], object]] = []
 
-# The names of methods before torch 2.13.
+# The names of methods before torch 2.13, which a group has, too.
 OLDER = {
     "all_gather_single": "_allgather_base",
     "reduce_scatter_single": "_reduce_scatter_base",

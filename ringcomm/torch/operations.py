@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringcomm import RingcommError, premul_sum
+from ringcomm import RingcommError, premul_sum, types
 from ringcomm.errors import refuse
 from ringcomm.torch import observers
 from ringcomm.torch.compat.subclasses import NoMemory, Wrapper
@@ -24,15 +24,11 @@ DONE = TorchWork()  # of blocking calls: torch only checks that they are complet
 Prepared = tuple[Any, ...] | TorchWork  # the outputs of a call, and the arguments of the communicator's method
 _Op: Any = dist.distributed_c10d.ReduceOp.RedOpType
 INPUTS = {"tensors", "inputs", "input", "input_lists"}  # the names of parameters
-OPS = {  # by number: comparing or hashing torch's enumerators costs as much as a small call
-    _Op.SUM.value: "sum",
-    _Op.AVG.value: "avg",
-    _Op.PRODUCT.value: "prod",
-    _Op.MIN.value: "min",
-    _Op.MAX.value: "max",
-    _Op.BAND.value: "band",
-    _Op.BOR.value: "bor",
-    _Op.BXOR.value: "bxor",
+# By number: comparing or hashing torch's enumerators costs as much as a small call.
+OPS = {
+    getattr(_Op, torch_name).value: name
+    for name in types.OPS
+    if hasattr(_Op, torch_name := "PRODUCT" if name == "prod" else str(name).upper())
 }
 
 MERGES: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

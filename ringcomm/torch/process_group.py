@@ -205,11 +205,6 @@ class RingcommProcessGroup(Capabilities, Coalescing, Splitting, TensorMemory, Ba
         with observers.label(self, "recvAnySource", tensors, "recv_anysource", (tensors, tag)):
             return self.recv(tensors, None, tag)
 
-    # The names before torch 2.13.
-    _allgather_base = all_gather_single
-    _reduce_scatter_base = reduce_scatter_single
-    alltoall_base = all_to_all_single
-
     # --- The group itself ---------------------------------------------------------------------------------------------
 
     def abort(self) -> None:
@@ -278,6 +273,10 @@ class RingcommProcessGroup(Capabilities, Coalescing, Splitting, TensorMemory, Ba
         if opts is not None and (given := opts.timeout) != UNSET:
             return seconds(given) or self._timeout
         return self._timeout
+
+
+for _name, _older in observers.OLDER.items():
+    setattr(RingcommProcessGroup, _older, getattr(RingcommProcessGroup, _name))
 
 
 def _is_async(opts: Any) -> bool:

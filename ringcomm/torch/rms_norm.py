@@ -6,13 +6,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringcomm.adapters import ADAPTERS
+from ringcomm.arrays.adapters import ADAPTERS
 from ringcomm.communicator import Communicator
 from ringcomm.devices.device import Pointer
 from ringcomm.errors import refuse
 from ringcomm.native import ffi
 from ringcomm.torch.shared import ringcomm_backend_of
-from ringcomm.transports.contract import CollectiveCall
+from ringcomm.transports.calls import CollectiveCall
 from ringcomm.transports.cuda.group import RmsNorm
 
 __all__ = ["all_reduce_rms_norm"]

@@ -1,7 +1,8 @@
 """Tensors as one communicator call takes them: in place where possible, else copied once.
 
 ringcomm takes dense, contiguous memory of a dtype it knows, and a list of tensors as one array: tensors that are
-adjacent in memory, as the chunks of one tensor are, need no copy. ringcomm/adapters.py then turns each into a pointer.
+adjacent in memory, as the chunks of one tensor are, need no copy. ringcomm/arrays/adapters.py then turns each into a
+pointer.
 """
 
 from collections.abc import Iterator, Sequence

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringcomm.native import check, ffi, lib
-from ringcomm.transports.contract import CollectiveCall
+from ringcomm.transports.calls import CollectiveCall
 from ringcomm.types import COLLECTIVES
 
 __all__ = ["Blockwise", "Bytes", "describe"]

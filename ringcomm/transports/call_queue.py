@@ -14,7 +14,7 @@ __all__ = ["CallQueue", "QueuedCall"]
 
 
 class QueuedCall:
-    """A queued call (ringcomm.transports.contract.Pending)."""
+    """A queued call (ringcomm.transports.calls.Pending)."""
 
     def __init__(self, queue: "CallQueue", name: str, run: Callable[[], object]) -> None:
         self._queue, self._name = queue, name

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ringcomm.native import NULL, ffi
 from ringcomm.transports.blocks import Blockwise
-from ringcomm.transports.contract import CollectiveCall
+from ringcomm.transports.calls import CollectiveCall
 from ringcomm.types import COLLECTIVES
 
 __all__ = ["Chunk", "chunk_of"]

@@ -3,7 +3,7 @@
 A transport moves bytes between the ranks of one group. The communicator checks and shapes the arguments, the transport
 does the rest:
 
-- pointers are cdata made by ringcomm.adapters, or `native.NULL`; counts are elements; dtypes and operations have the
+- pointers are cdata made by ringcomm.arrays, or `native.NULL`; counts are elements; dtypes and operations have the
   codes of ringcomm.types; timeouts are seconds, negative for the group's own;
 - a call returns when this rank's part is done, or raises an error of ringcomm.errors. Nothing is raised while the
   transport can still touch the caller's memory;
@@ -12,35 +12,32 @@ does the rest:
 - a rank whose call differs is named on every rank (MismatchError); a late, lost or aborting rank breaks the group: from
   then on every call on every rank raises the first error.
 
-No code outside a transport's own files tests for its class: what differs between transports is a member of `Transport`.
+No code outside a transport's own files tests for its class: what differs between transports are the first eight methods
+of `Transport`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol, cast
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, Protocol, Self
 
 from ringcomm.bootstrap.place import Place
 from ringcomm.config import Config
-from ringcomm.errors import RingcommError
-from ringcomm.native import NULL
+from ringcomm.errors import MismatchError, RingcommError, describe_error, raise_first_failure, refuse
+from ringcomm.native import NULL, STATUS, check, ffi, lib
+from ringcomm.transports.calls import CollectiveCall, Fused, TransferCall
+from ringcomm.transports.core import NativeWork, by_rank
+from ringcomm.transports.fast_path import make_fast_path
+from ringcomm.types import COLLECTIVES, DTYPES, PATHS
 
-__all__ = [
-    "NO_FAST_PATH",
-    "RECORDED_CALLS",
-    "CollectiveCall",
-    "FastPath",
-    "Fused",
-    "LocalTransport",
-    "Pending",
-    "StreamPending",
-    "TransferCall",
-    "Transport",
-    "TransportModule",
-]
+__all__ = ["LocalTransport", "Transport", "TransportModule"]
 
+REGROUPING = {"shrink": lib.RC_REGROUPING_SHRINK, "grow": lib.RC_REGROUPING_GROW}
 # Calls in the flight record of a rank. Shared memory has one entry more, which may be half written.
 RECORDED_CALLS = 1023
+CALL_BYTES = 256  # of a call in a report, at most
+FACT_BYTES = 2048  # of a fact in `all_gather_facts`: the same on all ranks, and enough for those that use it
 
 
 class TransportModule(Protocol):
@@ -57,270 +54,226 @@ class TransportModule(Protocol):
         ...
 
 
-class CollectiveCall(NamedTuple):
-    """The arguments of a collective, in the order of rc_collective.
+class Transport(ABC):
+    """One rank's end of a group: a communicator of the native core.
 
-    `count`: elements of the array (broadcast, reduce, all_reduce), or of this rank's block (all others).
-    `counts`: NULL for equal blocks, else the length of each rank's block; for all_to_all those to send, then those to
-    receive. `target` may be `source`, or the one exactly this rank's block of the other. `deferred_mismatch`: see
-    rc_call.
+    A transport gives the first four methods. It overrides the next four where it differs from this class; all others
+    are calls of the core.
+
+    Attributes:
+        handle: The rc_comm, which messages, traces and GPUs take.
+        fused: The collectives, each done in one go, within the timeout.
+        timeout: Seconds, of a call that has none of its own.
     """
 
-    source: Any
-    target: Any
-    count: int  # type: ignore[assignment]  # in place of tuple.count
-    dtype: int
-    op: int = 0
-    factor: float = 1.0
-    root: int = 0
-    counts: Any = NULL
-    deferred_mismatch: Any = NULL
+    def __init__(self, name: str, handle: Any, rank: int, size: int, tuning: Any) -> None:
+        self.handle = ffi.gc(handle, lib.rc_free)
+        self.tuning = tuning
+        self.name, self.rank, self.size = name, rank, size
+        self.timeout: float = tuning.timeout
+        self.fast_path = make_fast_path(self.handle, rank, size)
+        self.fused: Mapping[str, Fused] = {name: self._fused(name) for name in COLLECTIVES}
 
+    @abstractmethod
+    def split(self, color: int | None, key: int) -> "Transport | None":
+        """Make a group of the ranks with the same color, ordered by key, then rank; None without a color.
 
-class TransferCall(NamedTuple):
-    """The arguments of a send or receive, in the order of rc_transfer, whose `kind` says which.
-
-    `peer`: of a receive, -1 for any.
-    """
-
-    kind: int
-    data: Any
-    count: int  # type: ignore[assignment]  # in place of tuple.count
-    dtype: int
-    peer: int
-    tag: int
-    timeout: float
-
-
-Fused = Callable[[CollectiveCall, float], None]  # a collective done in one go, within the timeout
-
-
-class FastPath(Protocol):
-    """The common calls, implemented natively. The communicator tries these methods first.
-
-    Each takes the arguments of the communicator's method of that name, and returns its result, with async_op a Work; or
-    NotImplemented, before anything has happened, for a call that it does not support or finds wrong. The communicator
-    then does the call, or raises the error.
-    """
-
-    # The public rows of types.def.
-    def barrier(self, timeout: Any, async_op: Any, /) -> Any: ...
-    def broadcast(self, x: Any, out: None, root: Any, timeout: Any, async_op: Any, /) -> Any: ...
-    def reduce(self, x: Any, out: Any, op: Any, root: Any, timeout: Any, async_op: Any, /) -> Any: ...
-    def all_reduce(self, x: Any, out: Any, op: Any, timeout: Any, async_op: Any, /) -> Any: ...
-    def gather(self, x: Any, out: Any, root: Any, counts: Any, timeout: Any, async_op: Any, /) -> Any: ...
-    def scatter(self, x: Any, out: Any, root: Any, counts: Any, timeout: Any, async_op: Any, /) -> Any: ...
-    def all_gather(self, x: Any, out: Any, counts: Any, timeout: Any, async_op: Any, /) -> Any: ...
-    def reduce_scatter(self, x: Any, out: Any, op: Any, counts: Any, timeout: Any, async_op: Any, /) -> Any: ...
-    def all_to_all(self, x: Any, out: Any, sent: Any, received: Any, timeout: Any, async_op: Any, /) -> Any: ...
-    # Those of ringcomm.objects, which takes what they return.
-    def broadcast_object(self, obj: Any, root: Any, codec: Any, timeout: Any, /) -> Any: ...
-    def gather_object(self, obj: Any, root: Any, codec: Any, timeout: Any, /) -> Any: ...
-    def scatter_object(self, objs: Any, root: Any, codec: Any, timeout: Any, /) -> Any: ...
-    def all_gather_object(self, obj: Any, codec: Any, timeout: Any, /) -> Any: ...
-    def all_to_all_object(self, objs: Any, codec: Any, timeout: Any, /) -> Any: ...
-    # As MPI does: arrays of NumPy as bytes.
-    def broadcast_bytes(self, x: Any, out: None, root: Any, async_op: Any, /) -> Any: ...
-    def gather_bytes(self, x: Any, out: Any, root: Any, async_op: Any, /) -> Any: ...
-    def scatter_bytes(self, x: Any, out: Any, root: Any, async_op: Any, /) -> Any: ...
-    def all_gather_bytes(self, x: Any, out: Any, async_op: Any, /) -> Any: ...
-    def all_to_all_bytes(self, x: Any, out: Any, async_op: Any, /) -> Any: ...
-    # Of arrays on a GPU, with async_op, these two return a Startable.
-    def send(self, x: Any, peer: Any, tag: Any, timeout: Any, async_op: Any, /) -> Any: ...
-    def recv(self, x: Any, peer: Any, tag: Any, at_most: Any, timeout: Any, async_op: Any, /) -> Any: ...
-    # As Messages.recv and Messages.exchange; the fields of the Envelope.
-    def recv_message(self, x: Any, peer: Any, tag: Any, /) -> Any: ...
-    def sendrecv_message(self, x: Any, dest: Any, send_tag: Any, out: Any, source: Any, recv_tag: Any, /) -> Any: ...
-    # An empty message is None.
-    def send_object(self, obj: Any, peer: Any, tag: Any, codec: Any, /) -> Any: ...
-    def recv_object(self, peer: Any, tag: Any, codec: Any, /) -> Any: ...
-    def sendrecv(self, x: Any, dest: Any, out: Any, source: Any, tag: Any, timeout: Any, async_op: Any, /) -> Any: ...
-
-    # Let go of the arrays of calls that have ended and whose works were dropped, as each start does.
-    def release_ended(self) -> None: ...
-
-    # While they are deferred, collectives return NotImplemented.
-    def defer_collectives(self, whether: bool, /) -> None: ...
-    def defer_barriers(self, whether: bool, /) -> None: ...
-
-    # Take also arrays on a GPU: address and handle of an rc_gpus, a dict of ringcomm.adapters.ON_GPUS, an ordinal.
-    def connect_gpus(self, address: int, gpus: Any, types: Any, ordinal: int, /) -> None: ...
-    def disconnect_gpus(self) -> None: ...
-
-    # Start also messages of arrays on a GPU: such a dict, an ordinal, the type of Startables.
-    def connect_messages(self, types: Any, ordinal: int, startable: type, /) -> None: ...
-
-
-def _not_supported(*_: Any) -> Any:
-    return NotImplemented
-
-
-# Of a transport without one.
-NO_FAST_PATH = cast(
-    FastPath, SimpleNamespace(**dict.fromkeys((name for name in dir(FastPath) if name[0] != "_"), _not_supported))
-)
-
-
-class Pending(Protocol):
-    """A started call that may still run."""
-
-    def wait(self, timeout: float) -> int:
-        """Wait for the call; return the sender's rank (recv), else -1, or raise its error."""
-        ...
-
-    def done(self) -> bool:
-        """Return whether the memory is the caller's again."""
-        ...
-
-    def add_done_callback(self, callback: Callable[[], object]) -> None:
-        """Call `callback` once this is done, on a thread where it may wait for other calls. Logs its exceptions."""
-        ...
-
-
-class StreamPending(Pending, Protocol):
-    """One on a GPU: `wait` makes the current stream wait for its end."""
-
-    on_stream: bool  # whether `wait` returns before the end
-    may_release: bool  # whether the memory may be released now: its next use is on a stream that waits
-
-    def finish(self, timeout: float) -> None:
-        """Wait for the end itself, or raise its error."""
-        ...
-
-
-class Startable(Pending, Protocol):
-    """A message that is yet to be started."""
-
-    def start(self, async_op: bool, /) -> Pending:
-        """Return this, started. With `async_op` what is queued next on the current stream does not wait for it."""
-        ...
-
-    def result(self, source: int, /) -> int | None:
-        """Return what the communicator's call returns: the source that `wait` has returned, or None for a send."""
-        ...
-
-
-class Transport(Protocol):
-    """One rank's end of a group."""
-
-    name: str
-    rank: int
-    size: int
-    timeout: float
-    handle: Any  # the rc_comm: messages, splits, staging and traces take it, so a transport needs the native core
-    fused: Mapping[str, Fused]
-    fast_path: FastPath
-    left_out_pids: Sequence[int]  # processes left out by the `shrink` that made this group, if on one host
-
-    @property
-    def as_local(self) -> "LocalTransport | None":
-        """This transport, if all its ranks share the memory of one machine: then their GPUs may share theirs."""
-        ...
-
-    def start(self, collective: str, call: CollectiveCall, timeout: float) -> Pending:
-        """Queue `fused[collective](call, timeout)`; the caller keeps the memory alive until it is done."""
-        ...
-
-    def transfer(self, transfer: TransferCall) -> int:
-        """Send or receive; return the sender's rank, -1 for a send."""
-        ...
-
-    def exchange(self, sent: TransferCall, received: TransferCall) -> int:
-        """Send and receive at once, so that a ring of such calls cannot deadlock; return the sender's rank."""
-        ...
-
-    def start_transfer(self, transfer: TransferCall) -> Pending: ...
-
-    def collective_on_gpus(self, staging: Any, name: str, call: CollectiveCall, timeout: float) -> bool:
-        """Do a collective on the GPUs of several hosts, and between the hosts by `staging`, a Staging; wait for it.
-
-        Collective. False: not supported here; nothing was done, and all data has to be staged in host memory.
+        Collective. Closing this group does not affect the new one.
         """
-        ...
 
+    @abstractmethod
+    def shrink(self, timeout: float) -> "tuple[Transport, Sequence[int]]":
+        """Make a group of the ranks that call this too, in their old order, although this group is broken.
+
+        Waits `timeout` seconds for ranks that run but do not call it, then leaves them out; returns their process ids,
+        too, if the group is of one host. Raises Aborted if the others have continued without this rank.
+        """
+
+    @abstractmethod
     def allocate(self, description: str, size: int) -> Any:
         """Return `size` zero bytes that the peers access directly, as a writable buffer that keeps them alive.
 
         Collective. `description`, that of the user's call, must be the same on every rank (MismatchError). Raises
         MemoryShortage on every rank if one of them has too little.
         """
-        ...
 
+    @abstractmethod
     def shared_arrays(self) -> AbstractContextManager[None]:
         """Return a block in which NumPy allocates where the peers reach it; if no peer can, it has no effect."""
-        ...
 
-    def split(self, color: int | None, key: int) -> "Transport | None":
-        """Make a group of the ranks with the same color, ordered by key, then rank; None without a color.
+    @property
+    def as_local(self) -> "LocalTransport | None":
+        """This transport, if all its ranks share the memory of one machine: then their GPUs may share theirs."""
+        return None
 
-        Collective. Closing this group does not affect the new one.
+    def collective_on_gpus(self, staging: Any, name: str, call: CollectiveCall, timeout: float) -> bool:  # noqa: ARG002
+        """Do a collective on the GPUs of several hosts, and between the hosts by `staging`, a Staging; wait for it.
+
+        Collective. False: not supported here; nothing was done, and all data has to be staged in host memory.
         """
-        ...
+        return False
 
-    def shrink(self, timeout: float) -> "Transport":
-        """Make a group of the ranks that call this too, in their old order, although this group is broken.
-
-        Waits for ranks that run but do not call it for `timeout` seconds. Raises Aborted if the others have continued
-        without this rank.
-        """
-        ...
-
-    def all_gather_facts(self, name: str, fact: Any, timeout: float = -1.0) -> list[Any]:
-        """Return the facts of all ranks, which travel as JSON. Collective, under the name of the call that needs it."""
-        ...
-
-    def run_on_all(self, name: str, action: Callable[[], Any], timeout: float = -1.0) -> list[Any]:
-        """Return the results of `action` on all ranks. If it raises on one, every rank raises. Collective."""
-        ...
-
-    def recorded(self, call: str) -> AbstractContextManager[None]:
-        """Enter "shrink" or "grow" into the flight record, from the beginning of the block to its end."""
-        ...
-
-    def fail(self, error: RingcommError) -> None:
-        """Break the group: every call on any rank, waiting or later, raises this error."""
-        ...
+    def path(self) -> tuple[str, int]:
+        """Return the path of this rank's last collective, and its number of chunks."""
+        path, chunks = ffi.new("int *"), ffi.new("uint64_t *")
+        check(lib.rc_last_path(self.handle, path, chunks))
+        return PATHS[path[0]], int(chunks[0])
 
     def close(self) -> bool:
         """Leave the group. Idempotent; peers that still need this rank raise PeerLost. Then no memory is in use.
 
         False: this is a signal handler in the middle of a call, which ends first; then close again.
         """
-        ...
+        status = lib.rc_close(self.handle)
+        if status != lib.RC_INTERRUPTED:
+            check(status)
+        return bool(status == lib.RC_OK)
+
+    # --- Calls of the core --------------------------------------------------------------------------------------------
+
+    def start(self, collective: str, call: CollectiveCall, timeout: float) -> NativeWork:
+        """Queue `fused[collective](call, timeout)`; the caller keeps the memory alive until it is done."""
+        return self._start(lib.rc_collective, COLLECTIVES[collective].code, (call,), timeout)
+
+    def transfer(self, transfer: TransferCall) -> int:
+        """Send or receive; return the sender's rank, -1 for a send."""
+        message = ffi.new("rc_message *")
+        check(lib.rc_transfer_run(self.handle, (transfer,), message))
+        return int(message.source)
+
+    def exchange(self, sent: TransferCall, received: TransferCall) -> int:
+        """Send and receive at once, so that a ring of such calls cannot deadlock; return the sender's rank."""
+        message = ffi.new("rc_message *")
+        check(lib.rc_exchange(self.handle, (sent,), (received,), message))
+        return int(message.source)
+
+    def start_transfer(self, transfer: TransferCall) -> NativeWork:
+        """Start to send or receive; the caller keeps the memory alive until it is done."""
+        return self._start(lib.rc_transfer_start, (transfer,))
+
+    def fail(self, error: RingcommError) -> None:
+        """Break the group: every call on any rank, waiting or later, raises this error."""
+        known = error.rank is not None and not error.group and error.rank < self.size
+        text = str(error).replace("\0", "\\0")  # the core takes a C string
+        rank = error.rank if known else -1  # of another group: the text says which
+        check(lib.rc_abort(self.handle, STATUS[type(error)], rank, text.encode(errors="backslashreplace")))
 
     def check(self) -> None:
         """Raise the first failure of the group, if any."""
-        ...
+        check(lib.rc_check(self.handle))
+        check(lib.rc_check_calls(self.handle))
 
-    def path(self) -> tuple[str, int]:
-        """Return the path of this rank's last collective, and its number of chunks."""
-        ...
+    def lost(self) -> list[int]:
+        """Return the ranks that have died or closed."""
+        lib.rc_check(self.handle)  # what has come from other hosts
+        lost, ranks = ffi.new("int *"), []
+        for rank in range(self.size):
+            check(lib.rc_peer_lost(self.handle, rank, lost))
+            if lost[0] and rank != self.rank:
+                ranks.append(rank)
+        return ranks
 
     def report(self, calls: int) -> str:
         """Return the last `calls` (>= 1) calls of every rank, as far as recorded; one line per rank."""
-        ...
+        return self._report(calls, lib.rc_report)
 
     def rank_reports(self, calls: int) -> list[dict[str, Any]]:
         """Return the same for programs: what rc_report_json writes of each rank."""
-        ...
+        return [json.loads(line) for line in self._report(calls, lib.rc_report_json).splitlines()]
+
+    def _report(self, calls: int, write: Any) -> str:
+        calls = min(calls, RECORDED_CALLS)
+        most = calls + max(calls, 4) + 1  # done, still running, and the state of the rank
+        text = ffi.new("char[]", CALL_BYTES * most * self.size)
+        check(write(self.handle, calls, text, len(text)))
+        return str(ffi.string(text), errors="replace")
+
+    @contextmanager
+    def recorded(self, call: str) -> Iterator[None]:
+        """Enter "shrink" or "grow" into the flight record, from the beginning of the block to its end."""
+        number = ffi.new("uint64_t *")
+        check(lib.rc_regrouping_begin(self.handle, REGROUPING[call], number))
+        status = lib.RC_SYSTEM
+        try:
+            yield
+            status = lib.RC_OK
+        except KeyboardInterrupt:
+            status = lib.RC_INTERRUPTED
+            raise
+        except RingcommError as error:
+            status = STATUS.get(type(error), lib.RC_SYSTEM)
+            raise
+        finally:
+            lib.rc_regrouping_end(self.handle, number[0], status)
+
+    def _start(self, function: Callable[..., int], *call: Any) -> NativeWork:
+        slot = ffi.new("rc_work **")
+        check(function(self.handle, *call, slot))
+        return NativeWork(slot[0])
+
+    def all_gather_facts(self, name: str, fact: Any, timeout: float = -1.0) -> list[Any]:
+        """Return the facts of all ranks, which travel as JSON. Collective, under the name of the call that needs it."""
+        mine = json.dumps(fact).encode().ljust(FACT_BYTES)
+        if len(mine) > FACT_BYTES:
+            raise refuse(f"the arguments of {name} as JSON", f"at most {FACT_BYTES} bytes", len(mine))
+        facts = bytearray(FACT_BYTES * self.size)
+        source, target = ffi.from_buffer(mine), ffi.from_buffer(facts)
+        self.fused[name](CollectiveCall(source, target, FACT_BYTES, DTYPES["uint8"]), timeout)
+        return [json.loads(facts[at : at + FACT_BYTES]) for at in range(0, len(facts), FACT_BYTES)]
+
+    def _compare_requests(self, description: str) -> None:
+        """Raise MismatchError on every rank if the ranks asked `allocate` for different buffers."""
+        requests = self.all_gather_facts("empty", description)
+        for rank, theirs in enumerate(requests):
+            if theirs != requests[0]:
+                message = f"the ranks asked for different buffers: {by_rank(requests)}"
+                raise MismatchError(message, rank=rank, collective="empty", expected=requests[0], got=theirs)
+
+    def run_on_all(self, name: str, action: Callable[[], Any], timeout: float = -1.0) -> list[Any]:
+        """Return the results of `action` on all ranks. If it raises on one, every rank raises. Collective."""
+        error: Exception | None = None
+        value = None
+        try:
+            value = action()
+        except Exception as raised:  # any: the other ranks wait
+            error = raised
+        except BaseException as interrupt:
+            with suppress(RingcommError):  # of the communicator
+                self.all_gather_facts(name, [None, f"Aborted: {type(interrupt).__name__}"], timeout)
+            raise
+        failure = describe_error(error).encode("ascii", "replace").decode()[:300]
+        outcomes = self.all_gather_facts(name, [value, failure], timeout)
+        raise_first_failure((failure for _, failure in outcomes), self.rank, error, name)
+        return [value for value, _ in outcomes]
+
+    def _fused(self, name: str) -> Fused:
+        run, handle, code = lib.rc_collective, self.handle, COLLECTIVES[name].code
+
+        def collective(call: CollectiveCall, timeout: float) -> None:
+            status = run(handle, code, (call,), timeout, NULL)
+            if status:
+                check(status)
+
+        return collective
 
 
-class LocalTransport(Transport, Protocol):
+class LocalTransport(Transport):
     """A transport whose ranks share the memory of one machine. Groups of GPUs are built on it."""
 
+    @property
+    def as_local(self) -> Self:
+        return self
+
+    @abstractmethod
     def split(self, color: int | None, key: int) -> "LocalTransport | None": ...
 
+    @abstractmethod
     def reserve_group(self, size: int) -> int:
         """Reserve memory for a group of `size` of these ranks, and return its offset for `open_group`."""
-        ...
 
+    @abstractmethod
     def open_group(self, offset: int, members: Sequence[int], timeout: float) -> "LocalTransport":
         """Return a group of these ranks, in memory that one of them has reserved. Its failures are its own.
 
         Unlike `split`, the members alone call it, and none waits for another.
         """
-        ...
-
-    def lost(self) -> list[int]:
-        """Return the ranks that have died or closed."""
-        ...

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
-from ringcomm.adapters import CODES
+from ringcomm.arrays.adapters import CODES
 from ringcomm.errors import refuse
 from ringcomm.native import check, extension, ffi, lib
 from ringcomm.types import DTYPES

@@ -6,8 +6,7 @@ from typing import Any, NoReturn
 from ringcomm.callbacks import when_done
 from ringcomm.errors import RingcommError
 from ringcomm.native import check, extension, ffi, lib
-from ringcomm.transports.contract import FastPath
-from ringcomm.transports.core import make_fast_path
+from ringcomm.transports.fast_path import FastPath, make_fast_path
 
 __all__ = [
     "RECEIVE",

@@ -13,22 +13,20 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ringcomm.adapters import ON_GPUS
-from ringcomm.callbacks import call_back
+from ringcomm.arrays.adapters import GPU_ARRAYS
 from ringcomm.devices.device import Device, Pointer
-from ringcomm.errors import ArgumentError, RingcommError, describe_error, raise_first_failure, refuse
+from ringcomm.errors import ArgumentError, RingcommError, refuse
 from ringcomm.native import NULL, check, ffi, lib
-from ringcomm.transports.contract import CollectiveCall, Fused, LocalTransport, Pending, TransferCall, Transport
+from ringcomm.transports.calls import CollectiveCall, Fused, Pending, TransferCall
+from ringcomm.transports.contract import LocalTransport, Transport
 from ringcomm.transports.cuda.group import CudaGroup, RmsNorm, Unreachable
 from ringcomm.transports.cuda.messages import GpuMessages
 from ringcomm.transports.staged_calls import StagedCalls
-from ringcomm.types import COLLECTIVES, DTYPES
+from ringcomm.types import COLLECTIVES
 
 __all__ = ["RoutingTransport"]
 
 log = logging.getLogger("ringcomm")
-
-REASON = 200  # bytes of the reason for a shortage of memory
 
 
 class RoutingTransport:
@@ -65,7 +63,9 @@ class RoutingTransport:
         if device is None:
             self._finish_before_barrier(collective)
             return self._staged.follow(collective, call, timeout)
-        return self._call_gpu(device, collective, call, timeout, async_op=True)
+        started = self._call_gpu(device, collective, call, timeout, async_op=True)
+        assert started
+        return started
 
     def _fused(self, name: str) -> Fused:
         on_host = self._host.fused[name]
@@ -79,12 +79,15 @@ class RoutingTransport:
                 on_host(call, timeout)
                 return
             launched = self._call_gpu(device, name, call, timeout, async_op=False)
-            if device.blocking or not self._group:
+            if launched and device.blocking:
                 launched.wait(-1.0)
 
         return collective
 
-    def _call_gpu(self, device: Device, name: str, call: CollectiveCall, timeout: float, *, async_op: bool) -> Pending:
+    def _call_gpu(
+        self, device: Device, name: str, call: CollectiveCall, timeout: float, *, async_op: bool
+    ) -> Pending | None:
+        """Launch a collective, or do it staged in host memory; None: it is done."""
         source, target = (pointer.address if isinstance(pointer, Pointer) else 0 for pointer in call[:2])
         on_gpu = call._replace(source=ffi.cast("void *", source), target=ffi.cast("void *", target))
         if not self._group:
@@ -92,7 +95,7 @@ class RoutingTransport:
         group = self._connect_gpus(device)
         if group is None:
             call = call._replace(source=source, target=target)
-            return self._staged.call(device, name, call, timeout, async_op) or _Done()
+            return self._staged.call(device, name, call, timeout, async_op)
         return group.call(device, name, on_gpu, timeout, awaited=async_op or device.blocking, async_op=async_op)
 
     def all_reduce_rms_norm(self, device: Device, call: CollectiveCall, norm: RmsNorm) -> bool:
@@ -118,7 +121,9 @@ class RoutingTransport:
                     self.name = f"{self._host.name}+{'cuda_vmm' if device.by_descriptor else 'cuda_ipc'}"
                     if not device.blocking:
                         address = int(ffi.cast("uintptr_t", self._group.handle))
-                        self.fast_path.connect_gpus(address, self._group.handle, ON_GPUS[device.family], device.ordinal)
+                        self.fast_path.connect_gpus(
+                            address, self._group.handle, GPU_ARRAYS[device.family], device.ordinal
+                        )
                 except Unreachable as error:
                     log.warning("arrays on GPUs go through host memory: %s", error)
                     self._local = None
@@ -197,20 +202,9 @@ class RoutingTransport:
         self._host.allocate(description, 0)  # compares the ranks' requests
         if group := self._connect_gpus(device):
             return group.allocate(description, size)
-        failure: Exception | None = None
-        try:
-            memory = device.allocate(max(size, 1), description)
-        except Exception as error:  # any: the other ranks wait
-            failure = error
-        reasons = bytearray(REASON * self.size)
-        mine = describe_error(failure).encode()[:REASON].ljust(REASON, b"\0")
-        call = CollectiveCall(ffi.from_buffer(mine), ffi.from_buffer(reasons), REASON, DTYPES["uint8"])
-        self._host.fused["all_gather"](call, -1.0)
-        each = (reasons[at : at + REASON] for at in range(0, len(reasons), REASON))
-        raise_first_failure(
-            (reason.rstrip(b"\0").decode(errors="replace") for reason in each), self.rank, failure, "empty"
-        )
-        return memory
+        memory: list[Any] = []
+        self._host.run_on_all("empty", lambda: memory.append(device.allocate(max(size, 1), description)))
+        return memory[0]
 
     def share_segments(self, device: Device, addresses: Iterable[int]) -> None:
         """Make segments of the program's allocator, in which these addresses are, symmetric: see cuda/segments.py.
@@ -272,19 +266,6 @@ class RoutingTransport:
             self._group.check()
         self._host.check()
         self._staged.check_dropped()
-
-
-class _Done:
-    """A call that is already done."""
-
-    def wait(self, timeout: float) -> int:  # noqa: ARG002 (a Pending)
-        return -1
-
-    def done(self) -> bool:
-        return True
-
-    def add_done_callback(self, callback: Callable[[], object]) -> None:
-        call_back(callback)
 
 
 def _device(call: CollectiveCall) -> Device | None:

@@ -17,8 +17,9 @@ from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost
 from ringcomm.machine import memory, topology
 from ringcomm.machine.tuning import NEVER
 from ringcomm.native import NULL, check, ffi, lib
-from ringcomm.transports.contract import CollectiveCall
-from ringcomm.transports.core import NativeTransport, by_rank
+from ringcomm.transports.calls import CollectiveCall
+from ringcomm.transports.contract import LocalTransport
+from ringcomm.transports.core import by_rank
 from ringcomm.transports.shared_arrays import SharedArrays
 from ringcomm.version import VERSION
 
@@ -33,7 +34,7 @@ HUGE_PAGE = 2 << 20
 CMA_HUGE_BYTES = 2 << 20  # below, NumPy's arrays seldom lie in huge pages
 
 
-class ShmTransport(NativeTransport):
+class ShmTransport(LocalTransport):
     """One rank's end of a group that shares memory."""
 
     def __init__(self, handle: Any, rank: int, pids: Sequence[int], tuning: Any) -> None:
@@ -73,26 +74,25 @@ class ShmTransport(NativeTransport):
         check(lib.rc_group_open(self.handle, offset, rank, size, members, tuning, slot))
         return type(self)(slot[0], rank, self.processes(members), tuning)
 
-    def shrink(self, timeout: float) -> Self:
+    def shrink(self, timeout: float) -> tuple[Self, list[int]]:
         members, size, slot = ffi.new("int[]", self.size), ffi.new("int *"), ffi.new("rc_comm **")
         check(lib.rc_shrink(self.handle, timeout, members, size, slot))
         ranks = [*members[0 : size[0]]]
         left_out_ranks = sorted({*range(self.size)} - {*ranks, *self.lost()})
         shrunk = type(self)(slot[0], ranks.index(self.rank), self.processes(ranks), self.tuning)
-        shrunk.left_out_pids = self.processes(left_out_ranks)
+        left_out_pids = self.processes(left_out_ranks)
         if shrunk.rank == 0:
-            for rank, pid in zip(left_out_ranks, shrunk.left_out_pids, strict=True):
+            for rank, pid in zip(left_out_ranks, left_out_pids, strict=True):
                 state = "is stopped" if is_stopped(pid) else "runs"
                 text = "shrink left out rank %d: it did not call shrink in time, and its process %d %s"
                 log.warning(text, rank, pid, state)
         try:
             shrunk.fused["barrier"](CollectiveCall(NULL, NULL, 0, 0), timeout)
-            return shrunk
+            return shrunk, left_out_pids
         except (PeerLost, CollectiveTimeout, Aborted):  # more are lost meanwhile
             with closing(shrunk):
-                again = shrunk.shrink(timeout)
-            again.left_out_pids = [*shrunk.left_out_pids, *again.left_out_pids]
-            return again
+                again, also_left_out = shrunk.shrink(timeout)
+            return again, [*left_out_pids, *also_left_out]
         except BaseException:  # the others need not wait for this rank
             shrunk.close()
             raise
@@ -113,10 +113,6 @@ class ShmTransport(NativeTransport):
 
     def shared_arrays(self) -> AbstractContextManager[None]:
         return SharedArrays(self.handle)
-
-    @property
-    def as_local(self) -> Self:
-        return self
 
     def processes(self, ranks: Sequence[int]) -> list[int]:
         """Return the process ids of ranks."""

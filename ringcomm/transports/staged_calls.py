@@ -3,7 +3,8 @@
 from ringcomm.devices.device import Device
 from ringcomm.errors import Aborted
 from ringcomm.transports.call_queue import CallQueue
-from ringcomm.transports.contract import CollectiveCall, Pending, Transport
+from ringcomm.transports.calls import CollectiveCall, Pending
+from ringcomm.transports.contract import Transport
 from ringcomm.transports.cuda.tracing import traced_as_one
 from ringcomm.transports.staging import Staging
 

@@ -18,8 +18,9 @@ from ringcomm.devices.device import Device, Event
 from ringcomm.errors import Aborted, ArgumentError, MemoryShortage, RingcommError
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
+from ringcomm.transports.calls import CollectiveCall
 from ringcomm.transports.chunks import Chunk, chunk_of
-from ringcomm.transports.contract import CollectiveCall, Transport
+from ringcomm.transports.contract import Transport
 from ringcomm.transports.deadline import Deadline
 from ringcomm.types import COLLECTIVES, DTYPES, reduction
 

@@ -11,7 +11,7 @@ import torch
 
 from cases.collectives import Exporter
 from ringcomm import ArgumentError
-from ringcomm.adapters import ADAPTERS, dtype_of
+from ringcomm.arrays.adapters import ADAPTERS, dtype_of
 from ringcomm.native import ffi
 from ringcomm.types import DTYPES
 
@@ -67,6 +67,22 @@ def test_a_dlpack_exporter_on_a_gpu_is_refused():
 
     with pytest.raises(ArgumentError, match=r"expected host memory, or a GPU's"):
         memory(OnGpu(np.zeros(1)))
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"data": (4096, True)}, r"expected a writable one, got a read-only one \(OnGpu, <f4, shape \(4,\)\)"),
+        ({"strides": (8,)}, r"expected C-contiguous, got a non-contiguous array \(OnGpu, <f4, shape \(4,\)\)"),
+        ({"mask": object()}, "the memory of this OnGpu cannot be read: masked arrays on a GPU have no buffer"),
+    ],
+)
+def test_an_array_on_a_gpu_that_a_kernel_cannot_write_is_refused(facts, words):
+    class OnGpu:
+        __cuda_array_interface__ = {"shape": (4,), "typestr": "<f4", "data": (4096, False), **facts}  # noqa: RUF012
+
+    with pytest.raises(ArgumentError, match=words):
+        memory(OnGpu())
 
 
 def test_a_tensor_off_the_host_is_refused():

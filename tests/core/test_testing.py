@@ -3,10 +3,10 @@
 import pytest
 
 import ringcomm
+from cases.no_fast_path import NO_FAST_PATH
 from ringcomm import Communicator
 from ringcomm.testing import check_rank, check_transport, connect_threads, run_threads
 from ringcomm.transports import shm
-from ringcomm.transports.contract import NO_FAST_PATH
 
 
 def test_check_transport_runs_every_check_at_every_size(monkeypatch):

@@ -7,7 +7,7 @@ from cases.reference import numpy_dtype
 from ringcomm.devices import emulated
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import describe
-from ringcomm.transports.contract import CollectiveCall
+from ringcomm.transports.calls import CollectiveCall
 from ringcomm.types import COLLECTIVES, CPU_DTYPES, DTYPES, ON_GPUS, OPS, PATHS, PUBLIC
 
 PREMUL_SUM = lib.RC_PREMUL_SUM

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from cases.collectives import PLANS, Arrays, Case, elements, start
+from cases.no_fast_path import NO_FAST_PATH
 from cases.reference import COMBINATIONS, numpy_dtype
 from ringcomm import Communicator
-from ringcomm.adapters import ADAPTERS, EmulatedAdapter
+from ringcomm.arrays.adapters import ADAPTERS, EmulatedAdapter
 from ringcomm.devices import emulated
 from ringcomm.devices.contract import Shape
 from ringcomm.testing import connect_threads, run_threads
 from ringcomm.transports import shm
-from ringcomm.transports.contract import NO_FAST_PATH
 from ringcomm.types import ON_GPUS, REDUCING
 
 BINDINGS = Path(__file__).parents[2] / "bindings"

@@ -6,13 +6,13 @@ from mpi_programs import run_in_world
 
 from ringcomm.devices import emulated
 from ringcomm.mpi4py.base import errors
+from ringcomm.mpi4py.base.buffer import Get_address, buffer
 from ringcomm.mpi4py.base.constants import BOTTOM
 from ringcomm.mpi4py.base.errors import Exception as MPIException
 from ringcomm.mpi4py.buffers import specification as buffers
 from ringcomm.mpi4py.calls import op
 from ringcomm.mpi4py.datatypes import predefined as types
 from ringcomm.mpi4py.datatypes.datatype import Datatype
-from ringcomm.mpi4py.memory.buffer import Get_address, buffer
 
 BYTE, INT, DOUBLE = types.BYTE, types.INT, types.DOUBLE
 

@@ -19,7 +19,7 @@ LAYERS = (
     ("__init__", "communicator", "elastic", "launcher", "objects", "pending", "start", "testing", "trace"),
     ("transports",),
     ("algorithms", "layout_rules", "pipelining"),
-    ("adapters", "bootstrap", "callbacks", "devices", "shapes", "work"),
+    ("arrays", "bootstrap", "callbacks", "devices", "shapes", "work"),
     ("native",),
     ("config", "options", "types"),
     ("machine",),
@@ -27,23 +27,24 @@ LAYERS = (
 )
 # These use the library as any user does. Beside its public API, the first may parse options, ask about the machine, its
 # settings, its devices and its place in a job, write files and launch a kernel by itself; the second counts cores,
-# matches messages as MPI does, and connects groups that not all ranks of a communicator enter; the third carries out
-# schedules; the planner prices algorithms and schedules; the last brings a store and a transport of its own.
+# reads arrays, matches messages as MPI does, and connects groups that not all ranks of a communicator enter; the third
+# carries out schedules; the planner prices algorithms and schedules; the last brings a store and a transport of its
+# own.
 OUTSIDERS = {
     "bench": (
         *("bootstrap.place", "config", "devices", "machine", "native", "options"),
         *("transports.cuda.virtual", "types"),
     ),
     "mpi4py": (
-        *("bootstrap", "communicator", "config", "devices", "errors", "machine.topology", "objects"),
-        *("start", "transports.messages", "transports.requests", "types", "version"),
+        *("arrays.protocols", "bootstrap", "communicator", "config", "devices", "errors", "machine.topology"),
+        *("objects", "start", "transports.messages", "transports.requests", "types", "version"),
     ),
     "parallel": ("errors", "layout_rules", "parameter_server", "pipelining", "torch"),
     "parameter_server": ("errors", "torch.timeouts"),
     "plan": ("algorithms", "config", "errors", "layout_rules", "machine", "options", "pipelining"),
     "pretrained": ("errors", "parallel"),
     "torch": (
-        *("adapters", "bootstrap", "callbacks", "communicator", "config", "devices", "errors", "native"),
+        *("arrays", "bootstrap", "callbacks", "communicator", "config", "devices", "errors", "native"),
         *("start", "transports", "types"),
     ),
 }

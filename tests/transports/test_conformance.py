@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import harness
+from cases.no_fast_path import NO_FAST_PATH
 from harness import mpi_world
 from harness.mpi_world import LIBRARIES
 from ringcomm import transports
-from ringcomm.adapters import ADAPTERS, EmulatedAdapter
+from ringcomm.arrays.adapters import ADAPTERS, EmulatedAdapter
 from ringcomm.communicator import Communicator
 from ringcomm.devices import emulated
 from ringcomm.testing import (
@@ -25,12 +26,11 @@ from ringcomm.testing import (
 )
 from ringcomm.transports import staging
 from ringcomm.transports.choice import find_transports
-from ringcomm.transports.contract import NO_FAST_PATH
 
 FOUND = find_transports()
 WITH_A_STORE = [name for name, module in FOUND.items() if module.NEEDS_STORE]
 UNDER_MPI = [name for name, module in FOUND.items() if not module.NEEDS_STORE]
-BUILDING_BLOCKS = {"core", "routing"}  # of transports: tested with those that they are part of
+ROUTING = {"routing"}  # is tested with those that it routes to
 USUAL = [(library, layout) for library in LIBRARIES for layout in ("0123", "0011", "0001")]
 
 
@@ -38,7 +38,7 @@ def test_every_transport_is_found():
     folder = Path(transports.__file__).parent
     defining = (path for path in folder.rglob("*.py") if re.search(r"^class \w+Transport\b", path.read_text(), re.M))
     names = {path.relative_to(folder).parts[0].removesuffix(".py") for path in defining}
-    assert names - {"contract"} | {"mpi"} == {*FOUND} | BUILDING_BLOCKS  # mpi has the transport of network
+    assert names - {"contract"} | {"mpi"} == {*FOUND} | ROUTING  # mpi has the transport of network
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])

@@ -15,7 +15,7 @@ from cases.on_device import OnDevice
 from cases.reference import assert_same, filled, legal, numpy_dtype, reduced
 from harness.failures import raised
 from ringcomm import ArgumentError, premul_sum
-from ringcomm.adapters import ADAPTERS, NumPyAdapter
+from ringcomm.arrays.adapters import ADAPTERS, NumPyAdapter
 from ringcomm.devices import emulated
 from ringcomm.devices.device import Pointer
 from ringcomm.testing import run_threads

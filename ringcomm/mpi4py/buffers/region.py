@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringcomm.mpi4py.base.buffer import buffer, buffer_of, find_device
 from ringcomm.mpi4py.datatypes.layout import Layout
 from ringcomm.mpi4py.datatypes.predefined import BY_CHAR, discover
-from ringcomm.mpi4py.memory.buffer import buffer, expose, find_device, wrap
 
 __all__ = ["Blocks", "Buffer", "Region", "absolute", "covered"]
 
@@ -31,7 +31,7 @@ class Region:
             if writable and self.readonly:
                 raise BufferError("expected memory that may be written, got an array that is read-only")
         else:
-            data = source if type(source) is buffer and not writable else wrap(expose(source, writable))
+            data = source if type(source) is buffer and not writable else buffer_of(source, writable)
             self._source = data
             self._device, self.readonly = find_device(data), data.readonly
             self._bytes = np.empty(data.nbytes, np.uint8) if self._device else np.asarray(data)
@@ -47,7 +47,7 @@ class Region:
         dtype = self._source.dtype
         if dtype.isnative and dtype.char in BY_CHAR:
             return BY_CHAR[dtype.char]
-        return discover(memoryview(self._source).format)  # type: ignore[arg-type]  # as in protocols.py
+        return discover(memoryview(self._source).format)  # type: ignore[arg-type]  # as in buffer.py
 
     def reach(self, begin: int, end: int) -> tuple[Region, int]:
         """Return the memory with these bytes, counted from the first one of this, and where that lies in it.
@@ -205,7 +205,7 @@ def _whole(source: NDArray[Any]) -> NDArray[np.uint8]:
     found: Any = source
     while (outer := _outer(found)) is not None:
         try:
-            memory = expose(outer, False).data
+            memory = np.asarray(buffer_of(outer))
         except (TypeError, BufferError):  # not contiguous, or no memory at all
             break
         found, source = outer, memory

@@ -9,13 +9,13 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
+from ringcomm.mpi4py.base.buffer import buffer
 from ringcomm.mpi4py.base.errors import ERR_OP, ERR_TYPE, failure
 from ringcomm.mpi4py.base.handles import Handle, constant
 from ringcomm.mpi4py.buffers.specification import received, sent
 from ringcomm.mpi4py.datatypes.datatype import handle_of
 from ringcomm.mpi4py.datatypes.layout import Layout
-from ringcomm.mpi4py.memory.buffer import buffer
-from ringcomm.types import DTYPES, reducible
+from ringcomm.types import DTYPES, OPS, reducible
 
 MAX_OPS = 32  # user-defined operations that mpi4py allows
 
@@ -115,7 +115,7 @@ class Op(Handle):
             name = operation.name.lower()
             if dtype == np.bool_ and name in LOGICAL:
                 name = "b" + name[1:]
-            supported = name in NATIVE and dtype.name in DTYPES and dtype.kind in operation.kinds
+            supported = name in OPS and dtype.name in DTYPES and dtype.kind in operation.kinds
             operation.native[dtype] = name if supported and reducible(dtype.name, name) else None
         return operation.native[dtype]
 
@@ -156,7 +156,6 @@ def _laid_out(array: Array, layout: Layout, count: int) -> buffer:
 # --- Predefined operations --------------------------------------------------------------------------------------------
 
 LOGICAL = ("land", "lor", "lxor")  # of booleans the same as those of bits
-NATIVE = ("sum", "prod", "min", "max", "band", "bor", "bxor")
 
 
 def _located(x: Any, y: Any, first: bool) -> Any:

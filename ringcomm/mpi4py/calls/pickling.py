@@ -4,7 +4,7 @@ import pickle as standard
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ringcomm.mpi4py.memory.buffer import buffer
+from ringcomm.mpi4py.base.buffer import buffer
 from ringcomm.objects import Codec
 
 __all__ = ["Pickle", "pickle"]

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from ringcomm.mpi4py.base import constants
 from ringcomm.mpi4py.base.attributes import Attributes
+from ringcomm.mpi4py.base.buffer import buffer, find_device
 from ringcomm.mpi4py.base.constants import TYPECLASS_COMPLEX, TYPECLASS_INTEGER, TYPECLASS_REAL
 from ringcomm.mpi4py.base.errors import ERR_ARG, ERR_TRUNCATE, ERR_TYPE, failure
 from ringcomm.mpi4py.base.handles import Handle
 from ringcomm.mpi4py.base.integers import integral
 from ringcomm.mpi4py.datatypes import constructors
 from ringcomm.mpi4py.datatypes.layout import Layout
-from ringcomm.mpi4py.memory.buffer import buffer, find_device
 
 __all__ = ["BY_SIZE", "CODES", "NAMED", "PAIRS", "Datatype", "handle_of"]
 

@@ -3,9 +3,9 @@
 import threading
 from typing import Any
 
+from ringcomm.mpi4py.base.buffer import buffer_of
 from ringcomm.mpi4py.base.constants import BUFFER_AUTOMATIC, Constant
 from ringcomm.mpi4py.base.errors import ERR_BUFFER, failure, handled
-from ringcomm.mpi4py.memory.buffer import expose
 from ringcomm.mpi4py.requests.operations import DONE, PendingOperation
 from ringcomm.mpi4py.requests.request import Request
 
@@ -29,7 +29,7 @@ class BufferedSends:
     def attach(self, memory: Any) -> None:
         """Remember the memory for `detach`. It is not needed: each send has memory of its own."""
         if not (memory is None or isinstance(memory, Constant)):
-            expose(memory, writable=True)  # raises BufferError if it is read-only
+            buffer_of(memory, writable=True)  # raises BufferError if it is read-only
         with self._lock:
             if self._memory is not None:
                 raise failure(ERR_BUFFER, "expected no attached buffer, got one: detach it first")

@@ -16,7 +16,8 @@ from ringcomm.devices.device import Device
 from ringcomm.devices.limits import Limits
 from ringcomm.errors import Aborted, ArgumentError, MemoryShortage, MismatchError, RingcommError, refuse
 from ringcomm.native import NULL, check, ffi, lib
-from ringcomm.transports.contract import CollectiveCall, LocalTransport
+from ringcomm.transports.calls import CollectiveCall
+from ringcomm.transports.contract import LocalTransport
 from ringcomm.transports.cuda.arena import Arena
 from ringcomm.transports.cuda.deferred_free import free_once_closed, keep
 from ringcomm.transports.cuda.kernels import variant_of

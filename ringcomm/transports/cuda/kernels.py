@@ -6,7 +6,7 @@ from ringcomm.devices.contract import KernelVariant
 from ringcomm.devices.limits import Limits
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
-from ringcomm.transports.contract import CollectiveCall
+from ringcomm.transports.calls import CollectiveCall
 from ringcomm.types import COLLECTIVES, KERNELS, WHOLE
 
 __all__ = ["LaunchPlan", "plan_launch", "variant_of"]

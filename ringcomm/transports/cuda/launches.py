@@ -28,7 +28,7 @@ class LaunchOwner(Protocol):
 
 
 class PendingLaunch:
-    """A launched call (ringcomm.transports.contract.StreamPending)."""
+    """A launched call (ringcomm.transports.calls.StreamPending)."""
 
     def __init__(self, watch: LaunchOwner, device: Device, number: int, on_own_stream: bool, awaited: bool) -> None:
         self.number = number

@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from ringcomm.adapters import ON_GPUS
+from ringcomm.arrays.adapters import GPU_ARRAYS
 from ringcomm.callbacks import when_done
 from ringcomm.devices.contract import Memory
 from ringcomm.devices.device import Device
 from ringcomm.devices.gpu import process
 from ringcomm.errors import ArgumentError, RingcommError, refuse
 from ringcomm.native import GpuMessage, check, ffi, lib
-from ringcomm.transports.contract import Pending, Startable, TransferCall, Transport
+from ringcomm.transports.calls import Pending, Startable, TransferCall
+from ringcomm.transports.contract import Transport
 
 __all__ = ["GpuMessages", "PendingMessage"]
 
@@ -60,7 +61,7 @@ class GpuMessages:
         check(lib.rc_gpu_messages_open(host.handle, [setup]))
         self._comm = int(ffi.cast("uintptr_t", host.handle))
         if not device.blocking:
-            host.fast_path.connect_messages(ON_GPUS[device.family], device.ordinal, PendingMessage)
+            host.fast_path.connect_messages(GPU_ARRAYS[device.family], device.ordinal, PendingMessage)
 
     def _allocate(self) -> Memory:
         try:
@@ -122,7 +123,7 @@ class GpuMessages:
 
 
 class PendingMessage(GpuMessage):  # type: ignore[misc]  # GpuMessage is in C++
-    """A send or receive (ringcomm.transports.contract.Startable).
+    """A send or receive (ringcomm.transports.calls.Startable).
 
     `wait` waits until the message is matched, and lets the current stream wait for its end; where calls are blocking,
     it waits for that too.

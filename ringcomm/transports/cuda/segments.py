@@ -21,7 +21,8 @@ from ringcomm.devices.gpu import DeviceMemory
 from ringcomm.errors import ArgumentError, PeerLost, RingcommError, describe_error, refuse
 from ringcomm.machine.threads import start_thread
 from ringcomm.native import NULL, check, ffi, lib
-from ringcomm.transports.contract import LocalTransport, TransferCall
+from ringcomm.transports.calls import TransferCall
+from ringcomm.transports.contract import LocalTransport
 from ringcomm.types import DTYPES
 
 __all__ = ["BufferRow", "SharedSegments", "open_segments"]

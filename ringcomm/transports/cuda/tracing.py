@@ -8,7 +8,8 @@ from ringcomm.devices.contract import CudaStream
 from ringcomm.devices.device import Device, TimedEvent
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
-from ringcomm.transports.contract import CollectiveCall, LocalTransport, Transport
+from ringcomm.transports.calls import CollectiveCall
+from ringcomm.transports.contract import LocalTransport, Transport
 from ringcomm.transports.cuda.launches import PendingLaunch
 from ringcomm.transports.cuda.watch import Watch
 from ringcomm.types import COLLECTIVES

@@ -10,7 +10,7 @@ from ringcomm.devices.device import Device
 from ringcomm.errors import RingcommError, refuse
 from ringcomm.native import lib
 from ringcomm.transports.blocks import Blockwise
-from ringcomm.transports.contract import CollectiveCall
+from ringcomm.transports.calls import CollectiveCall
 from ringcomm.transports.cuda.arena import Arena
 from ringcomm.transports.cuda.kernels import LaunchPlan, plan_launch
 from ringcomm.transports.cuda.symmetric import NOT_SYMMETRIC, BufferLocation, DeviceBuffer

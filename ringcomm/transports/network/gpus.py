@@ -16,8 +16,8 @@ from ringcomm.devices.device import Device
 from ringcomm.errors import RingcommError
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
-from ringcomm.transports.contract import CollectiveCall, LocalTransport, Transport
-from ringcomm.transports.core import NativeTransport
+from ringcomm.transports.calls import CollectiveCall
+from ringcomm.transports.contract import LocalTransport, Transport
 from ringcomm.transports.cuda.group import CudaGroup, Unreachable
 from ringcomm.transports.deadline import Deadline
 from ringcomm.transports.network.gpu_programs import OnGpus
@@ -43,7 +43,7 @@ class HostsGpus:
 
     def __init__(
         self,
-        group: NativeTransport,
+        group: Transport,
         split: Split,
         local: LocalTransport,
         layout: HostLayout,

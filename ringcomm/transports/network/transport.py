@@ -13,8 +13,8 @@ from ringcomm.bootstrap.start_errors import format_ranks
 from ringcomm.errors import Aborted, ArgumentError, RingcommError
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
-from ringcomm.transports.contract import CollectiveCall, Transport
-from ringcomm.transports.core import NativeTransport
+from ringcomm.transports.calls import CollectiveCall
+from ringcomm.transports.contract import Transport
 from ringcomm.transports.network.gpus import HostsGpus
 from ringcomm.transports.network.layout import HostLayout, layout_of
 from ringcomm.transports.network.programs import program_of
@@ -89,7 +89,7 @@ class Network:
         """End this process's part in the network, after its groups are closed."""
 
 
-class NetworkTransport(NativeTransport):
+class NetworkTransport(Transport):
     """One rank's end of a group whose ranks run on several hosts; `local` are those of this host."""
 
     def __init__(
@@ -144,7 +144,7 @@ class NetworkTransport(NativeTransport):
         processes = [self._members[rank] for rank in members]
         return type(self)(self._network, ids[color], processes, layout, local, self.handle)
 
-    def shrink(self, timeout: float) -> Transport:
+    def shrink(self, timeout: float) -> tuple[Transport, Sequence[int]]:
         survivors = self._network.survivors
         if survivors is None:
             raise ArgumentError(
@@ -159,7 +159,7 @@ class NetworkTransport(NativeTransport):
         shrunk, left_out_ranks = survivors.regroup(name, self.rank, self.size, members, self.lost, timeout)
         if left_out_ranks and shrunk.rank == 0:
             log.warning("shrink left out %s, which did not call shrink in time", format_ranks(left_out_ranks))
-        return shrunk
+        return shrunk, ()  # the launchers know which processes they end
 
     def allocate(self, description: str, size: int) -> Any:
         """Return zeros in memory that the ranks of this host share."""
@@ -170,10 +170,6 @@ class NetworkTransport(NativeTransport):
 
     def shared_arrays(self) -> AbstractContextManager[None]:
         return self._local.shared_arrays()  # for the steps inside this host
-
-    @property
-    def as_local(self) -> None:
-        return None
 
     def collective_on_gpus(self, staging: Staging, name: str, call: CollectiveCall, timeout: float) -> bool:
         if self._gpus is None:

@@ -11,13 +11,15 @@ import torch
 from test_arguments import CALLS, NO_NUMBERS, zeros
 
 import harness
+from cases.no_fast_path import NO_FAST_PATH
 from cases.reference import numpy_dtype
 from harness.failures import check_usable, raised
-from ringcomm import Aborted, ArgumentError, adapters, premul_sum
+from ringcomm import Aborted, ArgumentError, premul_sum
+from ringcomm.arrays.adapters import CODES
 from ringcomm.native import NativeFastPath
 from ringcomm.testing import check_transport, connect_threads
 from ringcomm.transports import shm
-from ringcomm.transports.contract import NO_FAST_PATH, FastPath
+from ringcomm.transports.fast_path import FastPath
 from ringcomm.transports.requests import fast_path_with
 from ringcomm.types import COLLECTIVES, DTYPES, PUBLIC
 from ringcomm.work import StartedWork
@@ -184,7 +186,7 @@ def test_a_call_on_the_fast_path_keeps_no_reference(comm):
         *(lambda: comm.all_reduce(x[:, :1]), lambda: comm.all_reduce(x, "max", x.T), lambda: comm.all_reduce(x, "-")),
         *(lambda: comm.all_reduce(t.T), lambda: comm.all_reduce(t, out=t.to_sparse()), lambda: comm.scatter(t[0, 0])),
     )
-    things = x, y, t, u, x.dtype, t.dtype, torch.Tensor, comm.fast_path, adapters.CODES
+    things = x, y, t, u, x.dtype, t.dtype, torch.Tensor, comm.fast_path, CODES
 
     def held():
         return [sys.getrefcount(thing) for thing in things]

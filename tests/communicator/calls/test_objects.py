@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import harness
+from cases.no_fast_path import NO_FAST_PATH
 from harness.failures import check_usable, raised
 from ringcomm import MismatchError, RingcommError
 from ringcomm import objects as objects_of
-from ringcomm.transports.contract import NO_FAST_PATH
 from ringcomm.transports.messages import ANY_SOURCE, ANY_TAG
 
 

@@ -14,7 +14,7 @@ from cases.reference import assert_same, filled
 from harness.failures import PROMPT, check_usable, outcomes, raised, until, until_waiting
 from ringcomm import ArgumentError, CollectiveTimeout, MismatchError, PeerLost, RingcommError
 from ringcomm.native import NULL, lib
-from ringcomm.transports.contract import TransferCall
+from ringcomm.transports.calls import TransferCall
 from ringcomm.transports.messages import ANY_SOURCE, ANY_TAG, Envelope
 from ringcomm.types import DTYPES
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from ringcomm.adapters import ADAPTERS, CODES, ON_GPUS, TENSOR, TorchAdapter
+from ringcomm.arrays.adapters import ADAPTERS, CODES, GPU_ARRAYS, TENSOR, TorchAdapter
 from ringcomm.devices import emulated
 from ringcomm.devices.device import Pointer
 
@@ -38,6 +38,6 @@ def install(monkeypatch):
     """Let ringcomm take such tensors."""
     monkeypatch.setitem(ADAPTERS, DeviceTensor, DeviceTensorAdapter(torch))
     row = TENSOR, lambda _: emulated.device.stream().ptr, None
-    monkeypatch.setitem(ON_GPUS["emulated"], DeviceTensor, row)
+    monkeypatch.setitem(GPU_ARRAYS["emulated"], DeviceTensor, row)
     monkeypatch.setattr(emulated.EmulatedDevice, "blocking", False)
     monkeypatch.setattr(torch.futures, "Future", HostFuture)

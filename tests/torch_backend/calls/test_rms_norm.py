@@ -12,7 +12,7 @@ from harness import torch_world
 from ringcomm import ArgumentError, MismatchError
 from ringcomm.devices import emulated
 from ringcomm.native import check, ffi, lib
-from ringcomm.transports.contract import CollectiveCall
+from ringcomm.transports.calls import CollectiveCall
 from ringcomm.types import DTYPES as TYPES
 
 DTYPES = torch.float16, torch.bfloat16, torch.float32

@@ -1,7 +1,7 @@
 """Arrays as the native core takes them: pointer, count and dtype, without a copy.
 
 The adapter of a type of array is looked up once. No framework is imported: a caller who passes a tensor has imported
-torch.
+torch. The fast path reads the most frequent kinds by itself: bindings/python/fast_arrays.h and gpu_arrays.h.
 """
 
 import importlib
@@ -10,8 +10,9 @@ from math import prod
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
+from ringcomm.arrays.protocols import read_cuda, view
 from ringcomm.devices.device import Pointer
 from ringcomm.errors import ArgumentError, refuse, unknown
 from ringcomm.native import ffi, lib
@@ -20,7 +21,7 @@ from ringcomm.types import DTYPES
 __all__ = [
     "ADAPTERS",
     "CODES",
-    "ON_GPUS",
+    "GPU_ARRAYS",
     "TENSORS",
     "Adapter",
     "Memory",
@@ -68,18 +69,18 @@ class ViewAdapter(NumPyAdapter):
     """Objects that NumPy can view without a copy: by the buffer protocol, else DLPack."""
 
     def memory(self, x: Any, writable: bool) -> Memory:
-        view = _view(x)
-        if writable and not view.flags.writeable and hasattr(x, "__dlpack__"):
+        seen = view(x)
+        if writable and not seen.flags.writeable and hasattr(x, "__dlpack__"):
             # DLPack before 1.0 has no flag for read-only memory, so NumPy takes all for read-only.
             hint = "before DLPack 1.0 or NumPy 2.1 all are; if it may be written, pass torch.from_dlpack(x)"
             raise refuse("array", "a writable one", f"a read-only one ({type(x).__name__}: {hint})")
-        return super().memory(view, writable)
+        return super().memory(seen, writable)
 
     def shape(self, x: Any) -> tuple[int, ...]:
-        return _view(x).shape
+        return view(x).shape
 
     def empty(self, x: Any, shape: tuple[int, ...]) -> Any:
-        return super().empty(_view(x), shape)
+        return super().empty(view(x), shape)
 
 
 class TorchAdapter:
@@ -89,7 +90,7 @@ class TorchAdapter:
         TENSORS.update((torch.Tensor, torch.nn.Parameter))
         CODES.update({getattr(torch, name): code for name, code in DTYPES.items() if hasattr(torch, name)})
         current = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # missing without CUDA
-        ON_GPUS["cuda"].update({kind: (TENSOR, current, None) for kind in TENSORS if current})
+        GPU_ARRAYS["cuda"].update({kind: (TENSOR, current, None) for kind in TENSORS if current})
 
     def memory(self, x: Any, writable: bool) -> Memory:  # noqa: ARG002 (no tensor is read-only)
         if not (x.is_cpu or x.is_cuda):
@@ -127,7 +128,7 @@ class EmulatedAdapter(NumPyAdapter):
     def __init__(self, emulated: Any) -> None:
         self._device, self._empty = emulated.device, emulated.empty
         device = emulated.device
-        ON_GPUS["emulated"][emulated.Array] = EMULATED, lambda _: device.stream(), self.empty
+        GPU_ARRAYS["emulated"][emulated.Array] = EMULATED, lambda _: device.stream(), self.empty
 
     def memory(self, x: Any, writable: bool) -> Memory:
         _, count, code = super().memory(x, writable)
@@ -142,16 +143,20 @@ class CudaAdapter:
 
     def __init__(self) -> None:
         if cupy := sys.modules.get("cupy"):
-            ON_GPUS["cuda"][cupy.ndarray] = CUPY, cupy.cuda.get_current_stream, self.empty
+            GPU_ARRAYS["cuda"][cupy.ndarray] = CUPY, cupy.cuda.get_current_stream, self.empty
 
     def memory(self, x: Any, writable: bool) -> Memory:
-        facts = x.__cuda_array_interface__
-        shape, dtype, (address, read_only) = facts["shape"], np.dtype(facts["typestr"]), facts["data"]
-        if writable and read_only:
-            raise refuse("array", "a writable one", f"a read-only one ({_describe(x)})")
-        if not _contiguous(shape, facts.get("strides"), dtype.itemsize):
-            raise refuse("array", "C-contiguous", f"a non-contiguous array ({_describe(x)})")
-        return Pointer(_cuda().device_at(address), address), prod(shape), CODES[getattr(x, "dtype", dtype)]
+        try:
+            found = read_cuda(x)
+        except BufferError as error:
+            raise ArgumentError(f"the memory of this {type(x).__name__} cannot be read: {error}") from None
+        what = f"{type(x).__name__}, {found.typestr}, shape {found.shape}"
+        if writable and found.readonly:
+            raise refuse("array", "a writable one", f"a read-only one ({what})")
+        if not found.in_c_order:
+            raise refuse("array", "C-contiguous", f"a non-contiguous array ({what})")
+        dtype = x.dtype if hasattr(x, "dtype") else np.dtype(found.typestr)  # one of ml_dtypes has no typestr
+        return Pointer(_cuda().device_at(found.address), found.address), prod(found.shape), CODES[dtype]
 
     def shape(self, x: Any) -> tuple[int, ...]:
         return tuple(x.__cuda_array_interface__["shape"])
@@ -181,7 +186,7 @@ class _Codes(dict[Any, int]):
 ADAPTERS = _Adapters({np.ndarray: NumPyAdapter()})
 CODES = _Codes()
 # How the fast path reads arrays on the devices of a family, by type: see GpuArrays in bindings/python/gpu_arrays.h.
-ON_GPUS: dict[str, dict[type, tuple[int, Any, Any]]] = {"cuda": {}, "emulated": {}}
+GPU_ARRAYS: dict[str, dict[type, tuple[int, Any, Any]]] = {"cuda": {}, "emulated": {}}
 TENSOR, CUPY, EMULATED = range(3)
 TENSORS: set[type] = set()  # PyTorch's own types, once one was used: subclasses may have no memory of their own
 
@@ -242,40 +247,12 @@ def _find(kind: type) -> Adapter:
     return ADAPTERS[np.ndarray] if issubclass(kind, np.ndarray) else ViewAdapter()
 
 
-def _view(x: Any) -> NDArray[Any]:
-    try:
-        return np.asarray(memoryview(x))
-    except TypeError:
-        if not hasattr(x, "__dlpack__"):
-            raise refuse("array", "NumPy, PyTorch, the buffer protocol or DLPack", type(x).__name__) from None
-    except ValueError as error:
-        raise ArgumentError(f"NumPy cannot read this {type(x).__name__}: {error}") from None
-    kind, index = x.__dlpack_device__()
-    if kind not in (1, 3):  # kDLCPU, kDLCUDAHost
-        what = f"{type(x).__name__} on DLPack device ({kind}, {index})"
-        raise refuse("array", "host memory, or a GPU's by __cuda_array_interface__", what)
-    try:
-        return np.from_dlpack(x)
-    except (BufferError, RuntimeError, ValueError) as error:
-        raise ArgumentError(f"NumPy cannot read this {type(x).__name__}: {error}") from None
-
-
 def _describe(x: Any) -> str:
     return f"{type(x).__name__}, {x.dtype}, shape {tuple(x.shape)}"
 
 
 def _unsupported(dtype: Any) -> ArgumentError:
     return refuse("dtype", f"one of {', '.join(DTYPES)}, in native byte order", str(dtype))
-
-
-def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None, item: int) -> bool:
-    if strides is None or 0 in shape:
-        return True
-    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if length > 1 and stride != item:
-            return False
-        item *= length
-    return True
 
 
 def _cuda() -> Any:

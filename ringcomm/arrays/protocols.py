@@ -10,79 +10,129 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CUDA", "HOST", "Exposed", "at_address", "expose_object", "read_only"]
+from ringcomm.errors import ArgumentError, refuse
 
-HOST, CUDA = 1, 2  # kDLCPU, kDLCUDA
+__all__ = ["HOST", "ON_HOST", "CudaArray", "Exposed", "at_address", "expose", "read_cuda", "read_only", "view"]
+
+HOST, CUDA, CUDA_HOST = 1, 2, 3  # kDLCPU, kDLCUDA, kDLCUDAHost
+ON_HOST = (HOST, CUDA_HOST, 11, 13)  # kDLROCMHost, kDLCUDAManaged
+
+
+def view(x: Any) -> NDArray[Any]:
+    """Return NumPy's view of host memory, by the buffer protocol, else by DLPack, as far as NumPy reads it.
+
+    Raises ArgumentError for any other object.
+    """
+    try:
+        return np.asarray(memoryview(x))
+    except TypeError:
+        if not hasattr(x, "__dlpack__"):
+            raise refuse("array", "NumPy, PyTorch, the buffer protocol or DLPack", type(x).__name__) from None
+    except ValueError as error:
+        raise ArgumentError(f"NumPy cannot read this {type(x).__name__}: {error}") from None
+    kind, index = x.__dlpack_device__()
+    if kind not in (HOST, CUDA_HOST):
+        what = f"{type(x).__name__} on DLPack device ({kind}, {index})"
+        raise refuse("array", "host memory, or a GPU's by __cuda_array_interface__", what)
+    try:
+        return np.from_dlpack(x)
+    except (BufferError, RuntimeError, ValueError) as error:
+        raise ArgumentError(f"NumPy cannot read this {type(x).__name__}: {error}") from None
 
 
 class Exposed(NamedTuple):
-    """The memory of an object.
+    """The contiguous memory of an object, in C or in Fortran order.
 
     Attributes:
         data: Its bytes.
-        owner: What keeps it alive.
         element: The format of its elements.
         kind: The DLPack number of the device.
     """
 
     data: NDArray[np.uint8]
-    owner: Any
-    element: str = "B"
+    element: str
     kind: int = HOST
 
 
-def expose_object(obj: Any) -> Exposed:
-    """Return the memory of an object.
+def expose(obj: Any) -> Exposed:
+    """Return the memory of an object, in host memory or on a GPU, whether NumPy knows its elements or not.
 
     Raises TypeError if it has none, and BufferError if it is not contiguous.
     """
-    if isinstance(obj, np.ndarray) and obj.dtype.char in "mM":  # which have no buffers
-        return _by_protocol(obj.view(np.int64), obj)
     try:
-        memoryview(obj)
+        found = memoryview(obj)
     except TypeError:
         if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
             return _by_dlpack(obj)
         if hasattr(obj, "__cuda_array_interface__"):
-            return _by_cuda_interface(obj)
+            array = read_cuda(obj)
+            if not array.is_contiguous:
+                raise _not_contiguous(obj) from None
+            data = at_address(array.address, prod(array.shape) * array.item, array.readonly, obj)
+            return Exposed(data, array.typestr[0].strip("|") + _format(array.typestr[1], array.item), CUDA)
         raise TypeError(f"expected an object with a buffer, got {type(obj).__name__}") from None
-    return _by_protocol(obj, obj)
+    if not found.contiguous:
+        raise _not_contiguous(obj)
+    flat = obj if found.c_contiguous else np.asarray(obj).T
+    data = np.frombuffer(flat, np.uint8) if found.nbytes else np.empty(0, np.uint8)
+    return Exposed(read_only(data) if found.readonly else data, found.format)
 
 
-def _by_protocol(obj: Any, owner: Any) -> Exposed:
-    view = memoryview(obj)
-    if not view.contiguous:
-        raise BufferError(f"the memory of this {type(obj).__name__} is not contiguous")
-    if not view.c_contiguous:
-        obj = np.asarray(obj).T
-    data = np.frombuffer(obj, np.uint8) if view.nbytes else np.empty(0, np.uint8)
-    return Exposed(read_only(data) if view.readonly else data, owner, view.format)
+class CudaArray(NamedTuple):
+    """What __cuda_array_interface__ says: `typestr` as in NumPy, lengths in elements, strides in bytes."""
+
+    address: int
+    readonly: bool
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    typestr: str
+
+    @property
+    def item(self) -> int:
+        """The bytes of an element."""
+        return int(self.typestr[2:])
+
+    @property
+    def in_c_order(self) -> bool:
+        return self.strides is None or _in_order(self.shape[::-1], self.strides[::-1], self.item)
+
+    @property
+    def is_contiguous(self) -> bool:
+        return self.strides is None or _contiguous(self.shape, self.strides, self.item)
 
 
-def _by_cuda_interface(obj: Any) -> Exposed:
+def read_cuda(obj: Any) -> CudaArray:
+    """Return the facts of an array on a GPU; raise BufferError if they are wrong."""
     facts = obj.__cuda_array_interface__
     (address, readonly), typestr, shape = facts["data"], facts["typestr"], facts["shape"]
-    order, kind, item, count = typestr[0], typestr[1], int(typestr[2:]), prod(iter(shape))
-    strides, described = facts.get("strides"), facts.get("descr")
+    described = facts.get("descr")
     if facts.get("mask") is not None:
         raise BufferError("masked arrays on a GPU have no buffer")
-    if count < 0:
+    if prod(iter(shape)) < 0:
         raise BufferError(f"invalid shape {shape}")
-    if strides is not None and not _contiguous(shape, strides, item):
-        raise BufferError(f"the memory of this {type(obj).__name__} is not contiguous")
     if described is not None and (len(described) != 1 or tuple(described[0]) != ("", typestr)):
-        warnings.warn("the key 'descr' of __cuda_array_interface__ is ignored", RuntimeWarning, stacklevel=6)
-    data = at_address(address or 0, count * item, bool(readonly), obj)
-    return Exposed(data, obj, order.strip("|") + _format(kind, item), CUDA)
+        warnings.warn("the key 'descr' of __cuda_array_interface__ is ignored", RuntimeWarning, stacklevel=4)
+    return CudaArray(address or 0, bool(readonly), tuple(shape), facts.get("strides"), typestr)
+
+
+def _not_contiguous(obj: object) -> BufferError:
+    return BufferError(f"the memory of this {type(obj).__name__} is not contiguous")
 
 
 def _contiguous(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
     """Return whether an array is contiguous, in C or in Fortran order."""
-    axes = [axis for axis in zip(shape, strides, strict=True) if axis[0] != 1]
-    return 0 in shape or any(
-        all(stride == item * prod(length for length, _ in order[:axis]) for axis, (_, stride) in enumerate(order))
-        for order in (axes, axes[::-1])
-    )
+    return _in_order(shape, strides, item) or _in_order(shape[::-1], strides[::-1], item)
+
+
+def _in_order(shape: Sequence[int], strides: Sequence[int], step: int) -> bool:
+    """Return whether an array is contiguous, its first axis being the innermost."""
+    if 0 in shape:
+        return True
+    for length, stride in zip(shape, strides, strict=True):
+        if length != 1 and stride != step:
+            return False
+        step *= length
+    return True
 
 
 def _format(kind: str, item: int) -> str:
@@ -123,7 +173,7 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 
 
 def _by_dlpack(obj: Any) -> Exposed:
-    # NumPy's from_dlpack takes memory before DLPack 1.0 for read-only, and knows fewer types.
+    # NumPy's from_dlpack takes memory before DLPack 1.0 for read-only, knows fewer types, and no memory of GPUs.
     kind, _ = map(operator.index, obj.__dlpack_device__())
     stream = {} if kind == HOST else {"stream": -1}  # the program synchronizes, as MPI requires
     try:
@@ -148,11 +198,11 @@ def _by_dlpack(obj: Any) -> Exposed:
     if any(length < 0 for length in shape):
         raise BufferError(f"DLPack: invalid shape {shape}")
     if tensor.ndim and tensor.strides and not _contiguous(shape, tensor.strides[: tensor.ndim], 1):
-        raise BufferError("DLPack: the memory is not contiguous")
+        raise _not_contiguous(obj)
     item = (tensor.bits * tensor.lanes + 7) // 8
     element = _format(KINDS.get((tensor.code, tensor.lanes), "?"), item)
     data = at_address((tensor.data or 0) + tensor.byte_offset, prod(shape) * item, readonly, capsule)
-    return Exposed(data, obj, element, kind)
+    return Exposed(data, element, kind)
 
 
 class _Memory:
@@ -165,7 +215,7 @@ class _Memory:
 
 def at_address(address: int, size: int, readonly: bool, owner: object = None) -> NDArray[np.uint8]:
     """Return the bytes at an address; the array keeps the owner of the memory alive."""
-    return np.asarray(_Memory(address, size, readonly, owner)) if size else np.empty(0, np.uint8)
+    return np.asarray(_Memory(address, size, readonly, owner)) if address else np.empty(0, np.uint8)
 
 
 def read_only(data: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -10,16 +10,15 @@ from functools import cache
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ringcomm.arrays.protocols import HOST, ON_HOST, at_address, expose, read_only
 from ringcomm.mpi4py.base.constants import Constant
 from ringcomm.mpi4py.base.integers import integral
-from ringcomm.mpi4py.memory.protocols import HOST, Exposed, at_address, expose_object, read_only
 
 __all__ = [
     *("Aint_add", "Aint_diff", "Alloc_mem", "Free_mem", "Get_address", "buffer", "memory"),
 ]
-
-ON_HOST = (1, 3, 11, 13)  # kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDAManaged
 
 
 class buffer(np.ndarray[Any, np.dtype[np.uint8]]):  # noqa: N801 (mpi4py's name)
@@ -37,7 +36,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):  # noqa: N801 (mpi4py's name)
             self._released = True
             return self
         (obj,) = args
-        made: Self = wrap(expose(obj, False), cls)  # type: ignore[assignment]  # of the class that is passed
+        made: Self = buffer_of(obj, cls=cls)  # type: ignore[assignment]  # of the class that is passed
         return made
 
     @staticmethod
@@ -47,13 +46,13 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):  # noqa: N801 (mpi4py's name)
         if nbytes < 0:
             raise ValueError(f"expected a size of at least 0 bytes, got {nbytes}")
         data = np.zeros(nbytes, np.uint8) if clear else np.empty(nbytes, np.uint8)
-        return wrap(Exposed(data, data))
+        return wrap(data, data)
 
     @staticmethod
     def frombuffer(obj: Any, readonly: bool = False) -> buffer:
         """Return the memory of an object."""
-        exposed = expose(obj, not readonly)
-        return wrap(exposed._replace(data=read_only(exposed.data)) if readonly else exposed)
+        made = buffer_of(obj, not readonly)
+        return made.toreadonly() if readonly else made
 
     @staticmethod
     def fromaddress(address: int, nbytes: int, readonly: bool = False) -> buffer:
@@ -61,7 +60,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):  # noqa: N801 (mpi4py's name)
         size = operator.index(nbytes)
         if size < 0 or (size and not address):
             raise ValueError(f"expected an address and a size of at least 0 bytes, got {size} bytes at {address}")
-        return wrap(Exposed(at_address(operator.index(address), size, readonly), None))
+        return wrap(at_address(operator.index(address), size, readonly), None)
 
     @property
     def address(self) -> int:
@@ -95,7 +94,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):  # noqa: N801 (mpi4py's name)
 
     def toreadonly(self) -> buffer:
         """Return the same memory, not to be written."""
-        return wrap(Exposed(read_only(self), self.obj, self.element, self.kind))
+        return wrap(read_only(self), self.obj, self.element, self.kind)
 
     def release(self) -> None:
         """Forget the memory."""
@@ -114,14 +113,14 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):  # noqa: N801 (mpi4py's name)
 
     def __getitem__(self, item: Any) -> Any:
         data = np.ndarray.__getitem__(self._on_host(), _checked(item))
-        return wrap(Exposed(data, self), type(self)) if isinstance(item, slice) else int(data)
+        return wrap(data, self, cls=type(self)) if isinstance(item, slice) else int(data)
 
     def __setitem__(self, item: Any, value: Any) -> None:
         item = _checked(item)
         if self.readonly:
             raise TypeError("expected a buffer that may be written, got one that is read-only")
         if isinstance(item, slice) and not hasattr(type(value), "__index__"):
-            value = expose(value, False)[0]
+            value = np.asarray(buffer_of(value))
             room = np.ndarray.__getitem__(self, item).size
             if value.size != room:
                 raise ValueError(f"expected {room} bytes for the slice, got {value.size}")
@@ -196,19 +195,24 @@ def _cuda() -> Any:
     return cuda
 
 
-def expose(obj: Any, writable: bool) -> Exposed:
+def buffer_of(obj: Any, writable: bool = False, cls: type[buffer] = buffer) -> buffer:
     """Return the memory of an object.
 
     Raises TypeError if it has none, and BufferError if it is not contiguous, or must be writable and is not.
     """
-    found = Exposed(np.asarray(obj), obj.obj, "B", obj.kind) if isinstance(obj, buffer) else expose_object(obj)
-    if writable and not found.data.flags.writeable:
+    if isinstance(obj, buffer):
+        made = wrap(np.asarray(obj), obj.obj, "B", obj.kind, cls)
+    else:
+        has_times = isinstance(obj, np.ndarray) and obj.dtype.char in "mM"  # which have no buffers
+        found = expose(obj.view(np.int64) if has_times else obj)
+        made = wrap(found.data, obj, found.element, found.kind, cls)
+    if writable and not made.flags.writeable:
         raise BufferError(f"expected memory that may be written, got a {type(obj).__name__} that is read-only")
-    return found
+    return made
 
 
-def wrap(exposed: Exposed, cls: type[buffer] = buffer) -> buffer:
-    """Return the buffer of an object's memory."""
-    data = exposed.data.view(cls)
-    data.obj, data.element, data.kind = exposed.owner, exposed.element, exposed.kind
-    return data
+def wrap(data: NDArray[Any], owner: Any, element: str = "B", kind: int = HOST, cls: type[buffer] = buffer) -> buffer:
+    """Return the buffer of bytes, which keeps their owner alive."""
+    made = data.view(cls)
+    made.obj, made.element, made.kind = owner, element, kind
+    return made
