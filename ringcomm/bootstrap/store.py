@@ -21,6 +21,7 @@ from ringcomm.machine import descriptors
 __all__ = [
     "HashStore",
     "Store",
+    "as_failure",
     "job_store",
     "open_store",
     "rank_0_server",
@@ -157,12 +158,15 @@ def rank_0_server(place: Place) -> Server:
 @contextmanager
 def shared_failure(store: Store, rank: int) -> Iterator[None]:
     """Abort the startup of all ranks with the error that the body raises on this one."""
-    rank = rank_in_job(store.members, rank)
     try:
         yield
-    except RingcommError as error:
-        store.abort(error)
-        raise
     except BaseException as error:
-        store.abort(Aborted(f"rank {rank} aborted startup: {error!r}", rank=rank))
+        store.abort(as_failure(error, rank_in_job(store.members, rank)))
         raise
+
+
+def as_failure(error: BaseException, rank: int) -> RingcommError:
+    """Return the error that ends the startup of all ranks after `error` of this one, by its number in the job."""
+    if isinstance(error, RingcommError):
+        return error
+    return Aborted(f"rank {rank} aborted startup: {error!r}", rank=rank)
