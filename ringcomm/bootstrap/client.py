@@ -189,7 +189,7 @@ class Client:
             # Refused, busy or disconnected: the server does not listen yet. No call waits for that, so poll.
             failure = "it closed the connection"
             try:
-                if joined := self._attempt(hello, max(pause, deadline - time.monotonic())):
+                if joined := self._attempt(hello, max(SHORTEST_PAUSE, deadline - time.monotonic())):
                     return joined
             except RingcommError:
                 raise
@@ -197,9 +197,9 @@ class Client:
                 failure = error.strerror or str(error)
                 if self._endpoint.always_up and isinstance(error, ConnectionRefusedError):
                     raise self._endpoint.lost(ENDED) from None
-            if time.monotonic() + pause > deadline:
+            if (left := deadline - time.monotonic()) <= 0:
                 raise self._endpoint.silent(timeout, failure)
-            time.sleep(pause)
+            time.sleep(min(pause, left))
             pause = min(2 * pause, self._endpoint.longest_pause)
 
     def _attempt(self, hello: bytes, seconds: float) -> MessageSocket | None:

@@ -108,11 +108,12 @@ class HashStore:
 
 @contextmanager
 def open_store(place: Place, timeout: float) -> Iterator[Store]:
-    """Open the store of the next startup of this job; if the body raises on one rank, startup fails on all.
+    """Open the store of the next startup of all ranks of this job; if the body raises on one, startup fails on all.
 
     Each rank numbers its startups, so that a second one does not join the store of the first.
     """
-    with job_store(replace(place, job=f"{place.job}#{next(_starts)}"), timeout) as store:
+    start = replace(place, job=f"{place.job}#{next(_starts)}", members=tuple(range(place.size)))
+    with job_store(start, timeout) as store:
         yield store
 
 

@@ -103,7 +103,7 @@ class Ranks:
     def processes_of(self, rank: int) -> list[int]:
         """Return the processes of a rank, which may have been started as the child of a script."""
         environment = self._starts[rank].environment
-        return find_processes(self.group, {name: environment[name] for name in IDENTITY})
+        return find_processes(self.group, {name: environment[name] for name in IDENTITY if name in environment})
 
     def rank_of(self, process: int) -> int | None:
         """Return which rank this process is; None if it is none, or was started before.

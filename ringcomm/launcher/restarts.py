@@ -162,7 +162,7 @@ class Restarts:
         if present or self._any_joined_runs():  # which may have closed its communicator
             text += "; the others continue without it"
             self._remove(rank)
-        elif over:
+        elif over and self.any_joined:
             text += "; the others have ended"
         elif self._place.hosts and self.any_joined:
             text += "; those on other nodes, if any are left, continue without it"
@@ -175,6 +175,8 @@ class Restarts:
     def end_well(self, rank: int) -> None:
         """Note that a rank has ended as it should."""
         self._members[rank].move("is lost")
+        with suppress(PeerLost):
+            self._store.tell("ended", rank=rank)
         if self._any_registered():
             self._remove(rank)
 
