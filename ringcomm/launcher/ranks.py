@@ -104,7 +104,11 @@ class Ranks:
     def processes_of(self, rank: int) -> list[int]:
         """Return the processes of a rank, which may have been started as the child of a script."""
         environment = self._starts[rank].environment
-        return find_processes(self.group, {name: environment[name] for name in IDENTITY if name in environment})
+        return find_processes(self.group, {name: environment[name] for name in IDENTITY})
+
+    def with_processes(self) -> set[int | None]:
+        """Return the ranks of which any process runs, such as the child of a script that has ended."""
+        return {self.rank_of(process) for process in find_processes(self.group, {})}
 
     def rank_of(self, process: int) -> int | None:
         """Return which rank this process is; None if it is none, or was started before.
@@ -119,7 +123,7 @@ class Ranks:
         except OSError:  # it has ended
             return None
         for rank, how in self._starts.items():
-            if all(environment.get(name) == how.environment[name] for name in IDENTITY):
+            if all(environment.get(name) == how.environment.get(name) for name in IDENTITY):
                 return rank
         return None
 

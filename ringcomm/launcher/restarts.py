@@ -175,8 +175,6 @@ class Restarts:
     def end_well(self, rank: int) -> None:
         """Note that a rank has ended as it should."""
         self._members[rank].move("is lost")
-        with suppress(PeerLost):
-            self._store.tell("ended", rank=rank)
         if self._any_registered():
             self._remove(rank)
 

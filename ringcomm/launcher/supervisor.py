@@ -154,29 +154,33 @@ class Supervisor:
                     self._nodes.fail(Aborted(text, got=number))
                 self._print(f"sent {signal.Signals(number).name} to the ranks")
                 self._forward(number)
+        ended_well = []
         # First those that ended by themselves: of theirs it follows that a rank came too late to join.
         for rank, code in sorted(self._ranks.reap(), key=lambda ended: ended[1] == TOO_LATE):
             if code or (self._restarts and self._restarts.why_ended(rank)):
                 self._report(rank, code)
             else:
                 self._any_well = True
+                ended_well.append(rank)
                 if self._restarts:
                     self._restarts.end_well(rank)
-                elif (self._nodes or self._unfinished()) and not self._ranks.processes_of(rank):
-                    self._tell_end(rank)
+        if ended_well and (self._nodes or self._unfinished()):
+            self._tell_of_end(ended_well)
         when = time.monotonic() + REPORT_STOPPED_AFTER
         self._stopped = {rank: self._stopped.get(rank, when) for rank in self._ranks.stopped()}
         if self._restarts:
             self._restarts.poll()
 
-    def _tell_end(self, rank: int) -> None:
-        """Tell the server that a rank comes to no start any more, so that none waits in `init` for it."""
-        launcher = replace(self._place, rank=-1)
+    def _tell_of_end(self, ranks: list[int]) -> None:
+        """Tell the server that these ranks come to no start any more, so that none waits in `init` for them."""
+        launcher, with_processes = replace(self._place, rank=-1), self._ranks.with_processes()
         with (
             suppress(RingcommError),  # then they wait for it until their timeout
             Client(find_endpoint(launcher, self._keepalive), MEMBERS, launcher, TELL_TIMEOUT) as members,
         ):
-            members.tell("ended", rank=rank)
+            for rank in ranks:
+                if rank not in with_processes:
+                    members.tell("ended", rank=rank)
 
     def _read_nodes(self) -> None:
         assert self._nodes

@@ -87,7 +87,8 @@ def test_a_rank_that_ends_well_before_init_fails_that_of_the_others_at_once(scri
     assert b"PeerLost: rank 2 ended with status 0 before it had started" in done.stderr
 
 
-def test_a_script_that_leaves_its_rank_running_is_no_end_of_that(script):
+@pytest.mark.parametrize("options", [(), ("--respawn", "1")])
+def test_a_script_that_leaves_its_rank_running_is_no_end_of_that(script, options):
     text = """
         if rank == 0 and len(sys.argv) == 1:
             subprocess.Popen([sys.executable, __file__, "again"])
@@ -95,7 +96,7 @@ def test_a_script_that_leaves_its_rank_running_is_no_end_of_that(script):
         import ringcomm
         ringcomm.init(timeout=25).barrier()
     """
-    done = run("-n", "2", script(text))
+    done = run("-n", "2", *options, script(text))
     assert (done.returncode, done.stderr) == (0, b"")
 
 
