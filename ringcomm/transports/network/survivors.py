@@ -87,7 +87,7 @@ def connect_to_launcher(place: Place, timeout: float, keepalive: float) -> Clien
     suffix = ": without it shrink cannot tell who survives"
     launcher = replace(find_endpoint(place, keepalive), suffix=suffix, always_up=True)
     limit = min(timeout + ANSWER_TIMEOUT, RECONNECT_TIMEOUT)
-    return Client(launcher, SHRINK, place, limit)
+    return Client(launcher, SHRINK, place, limit, patience=ANSWER_TIMEOUT)
 
 
 def agree(
