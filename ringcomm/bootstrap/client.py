@@ -24,7 +24,7 @@ from ringcomm.bootstrap.wire.framing import (
     failure_of,
     hang_up,
 )
-from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
+from ringcomm.bootstrap.wire.keepalive import KEEPALIVE, probe_now
 from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost, RingcommError, encode_error
 
 __all__ = ["ANSWER_TIMEOUT", "SLICE", "Client", "Endpoint", "find_endpoint"]
@@ -89,6 +89,10 @@ class Client:
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    def probe(self) -> float:
+        """See keepalive.probe_now."""
+        return probe_now(self._socket)
 
     def set(self, key: str, value: bytes) -> None:
         self.tell("set", value, key=key)

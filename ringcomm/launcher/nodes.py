@@ -6,6 +6,7 @@ lost connection, aborts the store: all learn of the same one, that which reached
 """
 
 import logging
+import math
 import os
 import secrets
 import time
@@ -112,11 +113,17 @@ class Nodes:
     def __init__(self, store: Client, options: NodeOptions, first: Place) -> None:
         self.host, self.name, self.first, self.keepalive = _host(), options.name, first, options.keepalive
         self.over = False  # a failure was read, or all nodes have ended
+        self.due = 0.0 if options.rank else math.inf  # when to call `probe` next
         self._store, self._options = store, options
         self._question = store.put("get", key=ALL_ENDED, wait=True)
 
     def fileno(self) -> int:
         return self._store.fileno()
+
+    def probe(self) -> None:
+        """Notice whether node 0 does not answer; called while this launcher waits."""
+        if time.monotonic() >= self.due:
+            self.due = time.monotonic() + self._store.probe()
 
     def fail(self, error: RingcommError) -> None:
         """End the job on all nodes: `read` returns this error on each, or the one that came first."""
@@ -140,7 +147,7 @@ class Nodes:
         return None
 
     def _leave(self) -> None:
-        self.over = True
+        self.over, self.due = True, math.inf
         if self._options.rank > 0:  # node 0 serves the others until it exits
             self._store.close()
 

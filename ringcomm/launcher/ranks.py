@@ -18,7 +18,7 @@ from typing import Self
 from ringcomm.bootstrap.place import RANK, RESTARTS, SECRET, environment_of
 from ringcomm.launcher import processes
 from ringcomm.launcher.input import RankInput
-from ringcomm.launcher.processes import START_CALLS
+from ringcomm.launcher.processes import START_CALLS, describe_exit
 from ringcomm.launcher.signals import SignalSocket
 from ringcomm.machine import topology
 from ringcomm.machine.threads import starting
@@ -28,6 +28,7 @@ __all__ = ["RankStart", "Ranks"]
 log = logging.getLogger("ringcomm")
 
 IDENTITY = SECRET, RANK, RESTARTS  # variables by which a process of a rank that may be restarted is known
+REAPER = "the process that ends the ranks"
 KILL_TIMEOUT = 1.0  # seconds for the kernel to end what was killed
 
 
@@ -51,14 +52,12 @@ class Ranks:
         self._starts: dict[int, RankStart] = {}
         self._replaced: list[subprocess.Popen[bytes]] = []
         self._input = RankInput()
+        self._reaper_ended = False
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-I", "-S", processes.__file__]
         # Forwarded signals reach the whole group; the reaper must survive all but SIGKILL.
-        with (
-            starting("the process that ends the ranks", START_CALLS),
-            self._signals.mask_for_children(*self._forwarded),
-        ):
+        with starting(REAPER, START_CALLS), self._signals.mask_for_children(*self._forwarded):
             self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, process_group=0)
         return self
 
@@ -153,12 +152,25 @@ class Ranks:
                 ended.append((rank, status))
         return ended
 
+    def reaper_loss(self) -> str:
+        """Describe, once, how the reaper has ended, unless `send` has killed it; "" while it runs."""
+        if self._reaper_ended:
+            return ""
+        # It is not reaped: as long as it is a zombie, its group exists.
+        ended = os.waitid(os.P_PID, self._reaper.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return ""
+        self._reaper_ended = True
+        status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        return f"{REAPER} {describe_exit(status)}: they will not end if ringcomm run is killed"
+
     def stopped(self) -> list[int]:
         """Return the ranks whose processes a signal has stopped, and no debugger."""
         return [rank for rank, pid in self.running().items() if _stopped(pid)]
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to all ranks and their children."""
+        self._reaper_ended |= number == signal.SIGKILL
         processes.send_signal(number, self._reaper.pid, self.running().values())
 
     def _notify_reaper(self, process: "subprocess.Popen[bytes]") -> None:

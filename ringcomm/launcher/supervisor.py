@@ -123,8 +123,9 @@ class Supervisor:
     def _poll(self, selector: selectors.BaseSelector, until: float = math.inf) -> None:
         """Wait for output, signals or the deadline, and handle them."""
         restarts_due = self._restarts.due if self._restarts else math.inf
+        probe_due = self._nodes.due if self._nodes else math.inf
         scheduled = (when for when, _ in self._scheduled)
-        until = min([until, self._uncaught_until, *self._stopped.values(), restarts_due, *scheduled])
+        until = min([until, self._uncaught_until, *self._stopped.values(), restarts_due, probe_due, *scheduled])
         for key, _ in selector.select(None if until == math.inf else max(0.0, until - time.monotonic())):
             if key.fileobj is self._signals:
                 self._handle_signals()
@@ -135,6 +136,8 @@ class Supervisor:
             elif not key.data.forward():
                 self._outputs.unregister(key.fileobj)
                 key.data.close()
+        if self._nodes:
+            self._nodes.probe()
         for writer in (self._out, self._err):
             writer.check()
         while self._scheduled and time.monotonic() >= self._scheduled[0][0]:
@@ -166,6 +169,8 @@ class Supervisor:
                     self._restarts.end_well(rank)
         if ended_well and (self._nodes or self._unfinished()):
             self._tell_of_end(ended_well)
+        if text := self._ranks.reaper_loss():
+            self._print(text)
         when = time.monotonic() + REPORT_STOPPED_AFTER
         self._stopped = {rank: self._stopped.get(rank, when) for rank in self._ranks.stopped()}
         if self._restarts:
@@ -185,18 +190,18 @@ class Supervisor:
     def _read_nodes(self) -> None:
         assert self._nodes
         failure = self._nodes.read()
-        self._unregister_if_over(self._nodes)
+        if self._nodes.over:
+            for selector in (self._outputs, self._control):
+                selector.unregister(self._nodes)
         if failure:
             self._record_failure(failure)
 
     def _read_membership(self) -> None:
         assert self._restarts
         self._restarts.read()
-        self._unregister_if_over(self._restarts)
-
-    def _unregister_if_over(self, source: Nodes | Restarts) -> None:
-        for selector in (self._outputs, self._control) if source.over else ():
-            selector.unregister(source)
+        if self._restarts.over:
+            for selector in (self._outputs, self._control):
+                selector.unregister(self._restarts)
 
     def _report_stopped(self) -> None:
         """Name the stopped ranks, for which the others wait, each once."""

@@ -53,19 +53,33 @@ def clock(monkeypatch):
 def test_the_first_is_logged_at_once_and_the_others_are_counted(server, clock, caplog, monkeypatch, uid, reason):
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + uid)
-    for count, after, lines in ((50, 0.875, 1), (49, 0.125, 1), (1, 0.875, 2), (1, 0.125, 2), (1, 0.0, 3)):
+    for count, after, lines in ((50, 0.875, 1), (50, 0.125, 1), (0, 0.875, 2), (1, 0.125, 2), (0, 0.0, 3)):
         server.refuse_processes(count)
         server.serve(0)
         assert len(caplog.messages) == lines
         clock.now += after
     assert all(f"process {os.getpid()}" in line and reason in line for line in caplog.messages)
-    assert [others(line) for line in caplog.messages] == [0, 98, 1]
+    assert [others(line) for line in caplog.messages] == [0, 98, 0]
 
 
 def others(line):
     """Return how many other attempts a line counts."""
-    counted = re.search(r" \(and (\d+) others since the last line\)$", line)
+    counted = re.search(r" \(and (\d+) other attempts in the last second\)$", line)
     return int(counted[1]) if counted else 0
+
+
+def test_the_line_comes_without_another_event(server, caplog, monkeypatch):
+    monkeypatch.setattr(peers, "INTERVAL", 0.05)
+    server.refuse_processes(3)
+    while sum(1 + others(line) for line in caplog.messages) < 3:
+        server.serve(None)
+
+
+def test_closing_logs_the_rest(server, clock, caplog):
+    server.refuse_processes(3)
+    server.close()
+    assert [others(line) for line in caplog.messages] == [0, 1]
+    assert clock.now == 100.0
 
 
 def test_a_flood_does_not_hide_another_reason(clock, caplog):
@@ -74,9 +88,12 @@ def test_a_flood_does_not_hide_another_reason(clock, caplog):
         refused.add("a connection", f"process {pid} belongs to user {pid}, not to user 0")
         if pid == 50:
             refused.add("process 7", "wrong secret for this job")
-    assert caplog.messages[0].startswith("refused a connection: process 0 belongs")
-    assert caplog.messages[1:] == ["refused process 7: wrong secret for this job"]
-    assert clock.now == 100.0
+    clock.now += 1
+    refused.flush(clock.now)
+    first, *lines = caplog.messages
+    assert first.startswith("refused a connection: process 0 belongs")
+    assert [others(line) for line in lines] == [98, 0]
+    assert lines[1] == "refused process 7: wrong secret for this job"
 
 
 @pytest.mark.parametrize("reason", [errno.EMFILE, errno.ENOMEM, errno.ENOBUFS])

@@ -5,13 +5,15 @@ import socket
 from functools import cache
 from typing import NamedTuple
 
-__all__ = ["KEEPALIVE", "Patience", "patience_with", "probe"]
+__all__ = ["KEEPALIVE", "PROBE_AGAIN", "Patience", "patience_with", "probe", "probe_now"]
 
 KEEPALIVE = 15.0  # seconds after which a host that does not answer is lost; `run --help` documents it
+PROBE_AGAIN, PROBE_SILENT_AGAIN = 1.0, 0.25  # seconds between two calls of `probe_now`
 MOST_PROBES = 100  # within `keepalive`: TCP counts up to 127
 LATE, SLACK = 0.65, 0.25  # seconds; the kernel's timers are late by up to a sixteenth
 # Since Linux 6.15. TCP sends data again 15 times by default, at pauses of up to so many seconds, before it gives up.
 TCP_RTO_MAX_MS, LEAST_PAUSE, LONGEST_PAUSE = 44, 1.0, 120.0
+TCPI_PROBES = 3  # in struct tcp_info: probes that were not answered
 
 
 class Patience(NamedTuple):
@@ -48,6 +50,18 @@ def probe(connected: socket.socket, keepalive: float) -> None:
     if _limits_pauses():
         pause = min(max(keepalive / 10, LEAST_PAUSE), LONGEST_PAUSE)
         connected.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, int(1000 * pause))
+
+
+def probe_now(connected: socket.socket) -> float:
+    """Have TCP ask a host that has been silent for an interval at once, and notice one that was for too long.
+
+    Returns in how many seconds to call this again. Whoever does so while it waits loses a host sooner than an interval
+    after its patience has ended.
+    """
+    unanswered = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCPI_PROBES + 1)[TCPI_PROBES]
+    idle = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)  # starts its timer anew
+    return PROBE_SILENT_AGAIN if unanswered else PROBE_AGAIN
 
 
 def _interval(keepalive: float) -> int:

@@ -7,7 +7,7 @@ import re
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -37,11 +37,11 @@ class Gate:
         return True, ""
 
     def due(self) -> float:
-        """Return when `overdue` may have something to return."""
+        """Return when to call `poll` next."""
         return math.inf
 
-    def overdue(self) -> tuple[MessageSocket, str] | None:
-        """Return a peer to refuse by now, and why."""
+    def poll(self, peers: Collection[MessageSocket]) -> tuple[MessageSocket, str] | None:  # noqa: ARG002
+        """Do what is due; return a peer to refuse, and why."""
         return None
 
     def forget(self, peer: MessageSocket) -> None:
@@ -91,9 +91,13 @@ class PeerServer:
                 peer.send(message)
             self._flush(peer)
 
-    def serve(self, timeout: float) -> bool:
+    def serve(self, timeout: float | None) -> bool:
         """Wait up to `timeout` seconds for peers, handle what they have sent, and return whether any was ready."""
-        ready = self._selector.select(min(timeout, max(0.0, self._gate.due() - time.monotonic())))
+        due = min(self._gate.due() if self._peers else math.inf, self._refusals.due)
+        if due < math.inf:
+            left = max(0.0, due - time.monotonic())
+            timeout = left if timeout is None else min(left, timeout)
+        ready = self._selector.select(timeout)
         for key, events in ready:
             peer = key.fileobj
             if key.data:
@@ -106,8 +110,9 @@ class PeerServer:
                     self._flush(peer)
                 if events & selectors.EVENT_READ:
                     self._hear(peer)
-        while refused := self._gate.overdue():
+        while refused := self._gate.poll(self._peers):
             self.refuse(*refused)
+        self._refusals.flush(time.monotonic())
         return bool(ready)
 
     def refuse(self, peer: MessageSocket, reason: str) -> None:
@@ -126,6 +131,7 @@ class PeerServer:
         return peer.detach()
 
     def close(self) -> None:
+        self._refusals.flush()
         for peer in self._peers:
             peer.close()
         self._open.close()
@@ -167,20 +173,29 @@ class PeerServer:
 
 
 class RefusalLog:
-    """Logs a refusal at once, unless one of its kind was logged less than a second ago: the next line counts those.
+    """Logs the first refusal at once, and those of the next second in one line for each kind of reason.
 
     A process that tries again and again must not fill a disk. Reasons of a kind differ in numbers only, so the kinds
     are few, and a flood of one does not hide another.
     """
 
     def __init__(self) -> None:
-        self._held: dict[str, tuple[float, int]] = {}  # by kind: when a line is due, and the refusals since the last
+        self._held: dict[str, tuple[str, int]] = {}  # by kind: the last refusal, and their number since the last line
+        self.due = math.inf  # when to call `flush`
+        self._next = 0.0  # the time from which lines may be logged
 
     def add(self, peer: str, reason: str) -> None:
-        kind, now = re.sub(r"-?\d+", "", reason), time.monotonic()
-        due, count = self._held.get(kind, (0.0, 0))
-        if now < due:
-            self._held[kind] = due, count + 1
+        kind = re.sub(r"-?\d+", "", reason)
+        _, count = self._held.get(kind, ("", 0))
+        self._held[kind] = f"{peer}: {reason}", count + 1
+        self.due = self._next
+        self.flush(time.monotonic())
+
+    def flush(self, now: float = math.inf) -> None:
+        """Log what is due."""
+        if now < self.due:
             return
-        self._held[kind] = now + INTERVAL, 0
-        log.warning("refused %s: %s%s", peer, reason, f" (and {count} others since the last line)" if count else "")
+        for last, count in self._held.values():
+            others = f" (and {count - 1} other attempts in the last second)" if count > 1 else ""
+            log.warning("refused %s%s", last, others)
+        self._held, self.due, self._next = {}, math.inf, time.monotonic() + INTERVAL

@@ -5,6 +5,7 @@ import math
 import os
 import socket
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from ringcomm.bootstrap.wire.handshake import (
     WrongSecret,
     client_handshake,
 )
-from ringcomm.bootstrap.wire.keepalive import KEEPALIVE, patience_with, probe
+from ringcomm.bootstrap.wire.keepalive import KEEPALIVE, PROBE_AGAIN, patience_with, probe, probe_now
 from ringcomm.bootstrap.wire.peers import Gate
 from ringcomm.errors import ArgumentError, refuse
 
@@ -117,6 +118,7 @@ class TcpGate(Gate):
     def __init__(self, address: str, purpose: str, secret: bytes, keepalive: float | None) -> None:
         self._secret, self._keepalive = secret, keepalive
         self._untrusted: dict[MessageSocket, _UntrustedPeer] = {}  # in the order of their deadlines
+        self._probe_at = math.inf if keepalive is None else 0.0
         super().__init__(_listen(address, purpose))
 
     @property
@@ -154,13 +156,18 @@ class TcpGate(Gate):
         return False, refusal
 
     def due(self) -> float:
-        return next((untrusted.deadline for untrusted in self._untrusted.values()), math.inf)
+        first = next(iter(self._untrusted.values()), None)
+        return min(first.deadline if first else math.inf, self._probe_at)
 
-    def overdue(self) -> tuple[MessageSocket, str] | None:
+    def poll(self, peers: Collection[MessageSocket]) -> tuple[MessageSocket, str] | None:
+        now = time.monotonic()
+        if now >= self._probe_at:
+            again = [probe_now(peer) for peer in peers]
+            self._probe_at = now + min(again, default=PROBE_AGAIN)
         for peer, untrusted in self._untrusted.items():  # the oldest
             if len(self._untrusted) > MAX_UNTRUSTED:
                 return peer, f"{MAX_UNTRUSTED} connections without a proof of the secret"
-            if untrusted.deadline <= time.monotonic():
+            if untrusted.deadline <= now:
                 return peer, f"no proof of the secret within {HANDSHAKE_TIMEOUT:g} s"
             break
         return None
