@@ -132,8 +132,9 @@ def is_torch_default() -> bool:
     return text == "1"
 
 
-def job_secret() -> str:
-    return os.environ.get(JOB_SECRET, "")
+def job_secret() -> tuple[str, bool]:
+    """Return the secret in the environment, and whether it is that of a job of which this process is a rank."""
+    return os.environ.get(JOB_SECRET, ""), LAUNCHER[0] in os.environ
 
 
 def cache_folder() -> Path:

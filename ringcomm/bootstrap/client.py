@@ -2,7 +2,6 @@
 
 import errno
 import itertools
-import math
 import os
 import time
 from collections.abc import Callable
@@ -32,6 +31,7 @@ __all__ = ["ANSWER_TIMEOUT", "SLICE", "Client", "Endpoint", "find_endpoint"]
 
 ANSWER_TIMEOUT = 5.0  # seconds for an answer, after the time of the question
 SLICE = 0.02  # seconds between two calls of `meanwhile`
+SHORTEST_PAUSE = 0.001  # seconds between two attempts to connect, doubled each time
 
 
 class Client:
@@ -48,8 +48,6 @@ class Client:
         process: what this process is called, where its loss is reported
         watch: is called with each change of a key (of the session of the members)
         patience: seconds for an answer, after the time of the question
-        late: is called, once, with what the constructor would raise, if no server has answered after `late_after`
-            seconds of its `timeout`
     """
 
     def __init__(
@@ -62,8 +60,6 @@ class Client:
         process: str = "",
         watch: Callable[[Frame], object] | None = None,
         patience: float = ANSWER_TIMEOUT,
-        late: Callable[[CollectiveTimeout], object] | None = None,
-        late_after: float = math.inf,
     ) -> None:
         self._endpoint, self._place = endpoint, place
         self.members = place.members
@@ -73,7 +69,7 @@ class Client:
         process = process or f"process {os.getpid()}{here}"
         who = {"rank": place.rank, "size": place.size, "members": place.members, "process": process}
         hello = encode("join", session=session, watch=watch is not None, secret=endpoint.secret, **who)
-        self._socket = self._join(hello, timeout, late, late_after)
+        self._socket = self._join(hello, timeout)
         close_in_children(self._socket)
 
     def __enter__(self) -> Self:
@@ -186,17 +182,14 @@ class Client:
                 meanwhile()
         return None
 
-    def _join(
-        self, hello: bytes, timeout: float, late: Callable[[CollectiveTimeout], object] | None, late_after: float
-    ) -> MessageSocket:
+    def _join(self, hello: bytes, timeout: float) -> MessageSocket:
         """Connect as soon as the server listens, and say who this is."""
-        begin, pause = time.monotonic(), 0.001
-        deadline = begin + timeout
+        deadline, pause = time.monotonic() + timeout, SHORTEST_PAUSE
         while True:
             # Refused, busy or disconnected: the server does not listen yet. No call waits for that, so poll.
             failure = "it closed the connection"
             try:
-                if joined := self._attempt(hello, max(pause, deadline - time.monotonic())):
+                if joined := self._attempt(hello, max(SHORTEST_PAUSE, deadline - time.monotonic())):
                     return joined
             except RingcommError:
                 raise
@@ -204,13 +197,10 @@ class Client:
                 failure = error.strerror or str(error)
                 if self._endpoint.always_up and isinstance(error, ConnectionRefusedError):
                     raise self._endpoint.lost(ENDED) from None
-            if time.monotonic() + pause > deadline:
+            if (left := deadline - time.monotonic()) <= 0:
                 raise self._endpoint.silent(timeout, failure)
-            if late and time.monotonic() >= begin + late_after:
-                late(self._endpoint.silent(late_after, failure))
-                late = None
-            time.sleep(pause)
-            pause = min(2 * pause, 0.05)  # short beside the start of an interpreter
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, self._endpoint.longest_pause)
 
     def _attempt(self, hello: bytes, seconds: float) -> MessageSocket | None:
         """Return a connection that has joined; None if the server has closed it."""
@@ -243,6 +233,7 @@ class Endpoint:
         suffix: of the errors
         always_up: it has listened since the job began: where nothing does, it has ended
         address: at which other hosts reach it, or another server of the job; "" if there is none
+        longest_pause: seconds between two attempts to connect, which grow; short beside the start of an interpreter
     """
 
     name: str
@@ -252,6 +243,7 @@ class Endpoint:
     suffix: str = ""
     always_up: bool = False
     address: str = ""
+    longest_pause: float = 0.05
 
     def lost(self, how: str) -> PeerLost:
         return PeerLost(f"{self.name} {how}{self.suffix}", rank=self.rank)

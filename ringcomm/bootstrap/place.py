@@ -19,7 +19,6 @@ __all__ = [
     "Place",
     "environment_of",
     "find_place",
-    "find_processes",
     "host_id",
     "is_between_hosts",
     "master_address",
@@ -122,11 +121,6 @@ def environment_of(pid: int) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
-def find_processes(group: int, variables: Mapping[str, str]) -> list[int]:
-    """Return the ids of the processes of a process group that were started with these variables."""
-    return [int(name) for name in os.listdir("/proc") if name.isdecimal() and _has(int(name), group, variables)]
-
-
 def host_id(root: Path = Path("/")) -> str:
     """Return an id that is equal for processes that can share memory: the same boot and network namespace.
 
@@ -150,13 +144,6 @@ def master_address(environ: Mapping[str, str] = os.environ) -> str:
 def is_between_hosts(store: str) -> bool:
     """Return whether a launcher serves the store of a job to several hosts."""
     return bool(store) and not store.startswith(UNIX)
-
-
-def _has(pid: int, group: int, variables: Mapping[str, str]) -> bool:
-    try:
-        return os.getpgid(pid) == group and variables.items() <= environment_of(pid).items()
-    except OSError:  # it has ended, or is of another user
-        return False
 
 
 def _place(launcher: _Launcher, environ: Mapping[str, str]) -> Place:

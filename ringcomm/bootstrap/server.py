@@ -14,7 +14,6 @@ from dataclasses import replace
 from ringcomm.bootstrap.place import UNIX, Place
 from ringcomm.bootstrap.session import MEMBERS, SHRINK, BaseSession, MemberStore, Refused, Replies, Start
 from ringcomm.bootstrap.shrink import Shrink
-from ringcomm.bootstrap.start_errors import lost_in_start
 from ringcomm.bootstrap.wire.framing import (
     ENDED,
     HELLO_BYTES,
@@ -220,7 +219,7 @@ class Server(threading.Thread):
         """Fail each start for which a rank was lost before it joined."""
         for start in self._starts.values():
             for rank in sorted(self.membership.lost.keys() & start.absent()):
-                start.fail(lost_in_start(rank, self.membership.lost[rank]))
+                start.fail(self.membership.lost[rank])
 
     def _sweep(self) -> None:
         over = [name for name, start in self._starts.items() if start.over and start is not self._main]

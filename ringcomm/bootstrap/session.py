@@ -6,6 +6,7 @@ A session knows nothing of sockets. It takes the messages of its members and ret
     propose                 a value that lasts: the first one
     get                     → value, once it is set; if not to wait, and it is not: absent
     keys                    → the keys that begin so
+    ended                   a rank has ended well: it comes to no start any more
     abort                   the start fails, for all
     leave                   this member leaves, as it does when its connection ends
 
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 from ringcomm.bootstrap.start_errors import lost_in_start, rank_in_job
 from ringcomm.bootstrap.wire.framing import Frame, encode, encode_failure, failure_of
-from ringcomm.errors import CollectiveTimeout, RingcommError
+from ringcomm.errors import CollectiveTimeout, PeerLost, RingcommError
 
 __all__ = [
     "CONNECTED",
@@ -207,7 +208,7 @@ class MemberStore(BaseSession):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lost: dict[int, str] = {}  # the process of every rank that has come, and whose connection has ended
+        self.lost: dict[int, PeerLost] = {}  # ranks that come to no start: their connection or process has ended
         self._watchers: set[Peer] = set()
         self._set_by: defaultdict[Peer, set[str]] = defaultdict(set)
 
@@ -224,6 +225,10 @@ class MemberStore(BaseSession):
             begin = str(message.fields["begin"])
             found = [key for key in self._values if key.startswith(begin)]
             return [(peer, encode("keys", id=message.fields["id"], keys=found))]
+        if message.kind == "ended":
+            rank = int(message.fields["rank"])
+            self.lost[rank] = PeerLost(f"rank {rank} ended with status 0 before it had started", rank=rank)
+            return []
         if message.kind == "set":
             self._set_by[peer].add(key := str(message.fields["key"]))
             return self.set(key, message.payload)
@@ -249,7 +254,7 @@ class MemberStore(BaseSession):
         lost = self.present.get(peer)
         replies = self.leave(peer)
         if lost and lost.rank >= 0 and all(lost.rank != each.rank for each in self.present.values()):
-            self.lost[lost.rank] = lost.process
+            self.lost[lost.rank] = lost_in_start(lost.rank, lost.process)
         return replies
 
     def _disown(self, keys: Iterable[str]) -> Replies:

@@ -21,6 +21,7 @@ from ringcomm.machine import descriptors
 __all__ = [
     "HashStore",
     "Store",
+    "as_failure",
     "job_store",
     "open_store",
     "rank_0_server",
@@ -107,11 +108,12 @@ class HashStore:
 
 @contextmanager
 def open_store(place: Place, timeout: float) -> Iterator[Store]:
-    """Open the store of the next startup of this job; if the body raises on one rank, startup fails on all.
+    """Open the store of the next startup of all ranks of this job; if the body raises on one, startup fails on all.
 
     Each rank numbers its startups, so that a second one does not join the store of the first.
     """
-    with job_store(replace(place, job=f"{place.job}#{next(_starts)}"), timeout) as store:
+    start = replace(place, job=f"{place.job}#{next(_starts)}", members=tuple(range(place.size)))
+    with job_store(start, timeout) as store:
         yield store
 
 
@@ -157,12 +159,15 @@ def rank_0_server(place: Place) -> Server:
 @contextmanager
 def shared_failure(store: Store, rank: int) -> Iterator[None]:
     """Abort the startup of all ranks with the error that the body raises on this one."""
-    rank = rank_in_job(store.members, rank)
     try:
         yield
-    except RingcommError as error:
-        store.abort(error)
-        raise
     except BaseException as error:
-        store.abort(Aborted(f"rank {rank} aborted startup: {error!r}", rank=rank))
+        store.abort(as_failure(error, rank_in_job(store.members, rank)))
         raise
+
+
+def as_failure(error: BaseException, rank: int) -> RingcommError:
+    """Return the error that ends the startup of all ranks after `error` of this one, by its number in the job."""
+    if isinstance(error, RingcommError):
+        return error
+    return Aborted(f"rank {rank} aborted startup: {error!r}", rank=rank)

@@ -3,8 +3,8 @@
 The store may hold what an earlier start has left: torch reuses the names of groups after destroy_process_group, and
 torchrun the whole store after a restart. At the address of such a start nothing listens any more, or nothing that knows
 its secret, and a process joins no start twice: a rank then looks again, after pauses that grow, so that the requests to
-the store of torch stay few. Only this module of those below ringcomm.torch imports torch; who imports it is about to
-use such a store.
+the store of torch stay few. Why a start has failed counts only where its rank 0 is known to run. Only this module of
+those below ringcomm.torch imports torch; who imports it is about to use such a store.
 """
 
 import json
@@ -26,12 +26,13 @@ from ringcomm.bootstrap.processes import is_running, process_id
 from ringcomm.bootstrap.server import Server
 from ringcomm.bootstrap.session import Start
 from ringcomm.bootstrap.start_errors import lost_in_start
-from ringcomm.bootstrap.store import Store, serve_or_join
+from ringcomm.bootstrap.store import Store, as_failure, serve_or_join
 from ringcomm.bootstrap.wire import tcp, unix
 from ringcomm.bootstrap.wire.framing import MessageSocket
+from ringcomm.bootstrap.wire.handshake import HANDSHAKE_TIMEOUT
 from ringcomm.bootstrap.wire.peers import Gate
 from ringcomm.config import Config
-from ringcomm.errors import Aborted, ArgumentError, PeerLost, RingcommError, decode_error, encode_error
+from ringcomm.errors import ArgumentError, PeerLost, RingcommError, decode_error, encode_error
 
 __all__ = ["TorchStart", "start_through", "start_under_torchrun", "store_lost"]
 
@@ -42,8 +43,8 @@ KEY = "ringcomm"  # where the start is served, in the store of torch
 SESSION = "torch"
 REPORT_TIMEOUT = 1.0  # seconds for rank 0 to name the ranks that did not join
 EXIT = 1.0  # seconds for a process to end after it has closed its connections, on a loaded machine
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.5  # seconds between two attempts at the same address
-CONNECT_TIMEOUT = 0.5  # seconds, at first: the host may be switched off, and a new address be published meanwhile
+LONGEST_PAUSE = 0.5  # seconds between two attempts to join
+CONNECT_TIMEOUT = 0.5  # seconds for the first one at an address: the host there may be switched off, and a new one come
 
 # Ranks of this process, and the secrets of their last starts, which they have left. The servers of older ones have
 # ended.
@@ -72,7 +73,14 @@ def start_under_torchrun(config: Config) -> Iterator[TorchStart]:
 def start_through(torch_store: TorchStore, rank: int, size: int, config: Config) -> Iterator[TorchStart]:
     """Start through a store of torch: the body connects the ranks. Raises PeerLost if that store is lost."""
     start, timeout = _Rendezvous(torch_store, rank, size, config), config.start_limit
-    endpoint = Endpoint(f"rank 0 of {size}", start.connect, rank=0, suffix=" during startup", address=start.server)
+    endpoint = Endpoint(
+        name=f"rank 0 of {size}",
+        connect=start.connect,
+        rank=0,
+        suffix=" during startup",
+        address=start.server,
+        longest_pause=LONGEST_PAUSE,
+    )
     try:
         with serve_or_join(start.serve, endpoint, Place(rank, size, SESSION), timeout) as store:
             mine = [host_id(), config.host_id]
@@ -106,7 +114,7 @@ class _Rendezvous:
         self.secret = "" if rank else secrets.token_hex(32)
         self.unreachable: ArgumentError | None = None
         self._found: dict[str, str] = {}  # what rank 0, or that of an earlier start, has published
-        self._pause = 0.0
+        self._connect_timeout = CONNECT_TIMEOUT  # seconds until its host answers
         self._seen = ""  # a process that has published a start, and ran then
 
     def serve(self) -> Server:
@@ -121,13 +129,11 @@ class _Rendezvous:
                 failed.pop_all()
             return server
         except (RingcommError, OSError) as error:
-            aborted = Aborted(f"rank 0 aborted startup: {error!r}", rank=0)
-            self._publish(failure=error if isinstance(error, RingcommError) else aborted)
+            self._publish(failure=as_failure(error, 0))
             raise
 
     def connect(self, seconds: float) -> MessageSocket:
         """Connect to rank 0; raise ConnectionError unless it serves a start that this rank has not left yet."""
-        time.sleep(min(self._pause, seconds))
         where = self._look()
         if not where or (self._rank, where["secret"]) in _left:
             raise ConnectionError("it has not started")
@@ -136,14 +142,15 @@ class _Rendezvous:
         if not is_between_hosts(where["address"]):
             return unix.connect(where["address"].removeprefix(UNIX), seconds, MessageSocket)
         try:
-            connect_timeout = max(CONNECT_TIMEOUT, 10 * self._pause)
-            return tcp.connect(where["address"], self.secret.encode(), seconds, self._config.keepalive, connect_timeout)
+            secret, keepalive = self.secret.encode(), self._config.keepalive
+            return tcp.connect(where["address"], secret, seconds, keepalive, self._connect_timeout)
         except ArgumentError:
             raise ConnectionError(f"what listens at {where['address']} has another secret") from None
 
     def check(self) -> None:
         """Raise what a rank on another host has found, in rank 0."""
         if self._store.check([self._failure_key]):
+            self._store.set(self._heard_key, "")
             raise decode_error(self._store.get(self._failure_key))
 
     def rank_0_lost(self) -> PeerLost | None:
@@ -159,6 +166,11 @@ class _Rendezvous:
     def _failure_key(self) -> str:
         return f"{KEY} {self.secret}"
 
+    @property
+    def _heard_key(self) -> str:
+        """The key that is set once rank 0 knows of that failure, and so runs."""
+        return f"{KEY} {self.secret} heard"
+
     def _publish(self, address: str = "", **errors: RingcommError | None) -> None:
         """Publish where the start is served, or why not: to all, or to the ranks on other hosts."""
         failures = {name: encode_error(error) for name, error in errors.items() if error}
@@ -166,26 +178,34 @@ class _Rendezvous:
         self._store.set(KEY, json.dumps({"address": address, **here, **failures}))
 
     def _look(self) -> dict[str, str]:
-        """Return what is published now; set the pause before the next look."""
+        """Return what is published now."""
         found = json.loads(self._store.get(KEY)) if self._found or self._store.check([KEY]) else {}
-        again = found and found == self._found
-        self._pause = min(2 * self._pause, LONGEST_PAUSE) if again else SHORTEST_PAUSE
+        self._connect_timeout = (
+            min(2 * self._connect_timeout, HANDSHAKE_TIMEOUT) if found == self._found else CONNECT_TIMEOUT
+        )
         self._found = found
         return found
 
     def _check_rank_0(self, where: dict[str, str]) -> None:
-        """Raise what rank 0 has published for this rank, or that its process has ended."""
-        if failure := where.get("failure"):
-            raise decode_error(failure)
-        if where["host"] == host_id():
-            if is_running(where["process"]):
-                if where["process"] != process_id():
-                    self._seen = where["process"]
-            elif where["process"] == self._seen:
-                raise _lost(self._seen)
-        elif failure := where.get("elsewhere"):
+        """Raise what rank 0 has published for this rank, or that its process has ended.
+
+        Raises ConnectionError if that may be of an earlier start: its rank 0 is not known to run.
+        """
+        here, process = where["host"] == host_id(), where["process"]
+        runs = here and is_running(process)
+        if runs and process != process_id():
+            self._seen = process
+        known = runs or process == self._seen
+        failure = where.get("failure", "")
+        if not failure and not here and (failure := where.get("elsewhere", "")):
             self._store.set(self._failure_key, failure)
+            known = self._store.check([self._heard_key])
+        if failure and known:
             raise decode_error(failure)
+        if failure:
+            raise ConnectionError(f"a start has failed there: {decode_error(failure)}")
+        if here and not runs and process == self._seen:
+            raise _lost(process)
 
     def _listen(self) -> Gate:
         """Listen at the address that is set, else where the store of torch is reached, else at that of this host.

@@ -83,11 +83,12 @@ def run(arguments: argparse.Namespace) -> int:
     ):
         if value > most:
             arguments.usage_error(str(refuse(option, f"at most {most:g}", value)))
+    address = f"{arguments.master_addr}:{arguments.master_port}"
     options = NodeOptions(
         arguments.node_rank,
         arguments.nnodes,
-        f"{arguments.master_addr}:{arguments.master_port}",
-        find_secret(arguments.secret_file),
+        address,
+        find_secret(arguments.secret_file, address),
         arguments.start_timeout,
         arguments.keepalive,
         elastic=arguments.respawn is not None,

@@ -89,7 +89,7 @@ def _arguments(gpu: GpuDriver) -> tuple[object, object, int]:
 
 
 class _DescriptorServer:
-    """Answers with descriptors, on a thread of its own, until the process ends."""
+    """Answers with descriptors, on a thread for each connection, until the process ends."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -132,16 +132,22 @@ class _DescriptorServer:
                 time.sleep(PAUSE)
                 continue
             warned = False
-            try:
-                with DescriptorSocket(connection) as peer:
-                    peer.settimeout(SECONDS)
-                    self._answer(peer)
-            except (OSError, RingcommError) as error:
+            try:  # on its own thread: one that sends nothing delays no other
+                start_thread("ringcomm memory", self._answer, connection)
+            except RingcommError as error:
+                connection.close()
                 log.warning("a peer got no descriptor of memory of this process: %s", error)
 
-    def _answer(self, peer: DescriptorSocket) -> None:
-        if credentials(peer)[1] != os.geteuid():
-            return
+    def _answer(self, connection: socket.socket) -> None:
+        try:
+            with DescriptorSocket(connection) as peer:
+                peer.settimeout(SECONDS)
+                if credentials(peer)[1] == os.geteuid():
+                    self._send_descriptor(peer)
+        except (OSError, RingcommError) as error:
+            log.warning("a peer got no descriptor of memory of this process: %s", error)
+
+    def _send_descriptor(self, peer: DescriptorSocket) -> None:
         name = peer.recv(NAME_BYTES)
         with self._lock:  # the memory is not freed meanwhile
             address = self._addresses.get(name)

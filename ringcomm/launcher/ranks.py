@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Self
 
-from ringcomm.bootstrap.place import RANK, RESTARTS, SECRET, environment_of, find_processes
+from ringcomm.bootstrap.place import RANK, RESTARTS, SECRET, environment_of
 from ringcomm.launcher import processes
 from ringcomm.launcher.input import RankInput
 from ringcomm.launcher.processes import START_CALLS, describe_exit
@@ -102,8 +102,11 @@ class Ranks:
 
     def processes_of(self, rank: int) -> list[int]:
         """Return the processes of a rank, which may have been started as the child of a script."""
-        environment = self._starts[rank].environment
-        return find_processes(self.group, {name: environment[name] for name in IDENTITY})
+        return [process for process in self._in_group() if self.rank_of(process) == rank]
+
+    def with_processes(self) -> set[int | None]:
+        """Return the ranks of which any process runs, such as the child of a script that has ended."""
+        return {self.rank_of(process) for process in self._in_group()}
 
     def rank_of(self, process: int) -> int | None:
         """Return which rank this process is; None if it is none, or was started before.
@@ -118,9 +121,16 @@ class Ranks:
         except OSError:  # it has ended
             return None
         for rank, how in self._starts.items():
-            if all(environment.get(name) == how.environment[name] for name in IDENTITY):
+            if all(environment.get(name) == how.environment.get(name) for name in IDENTITY):
                 return rank
         return None
+
+    def _in_group(self) -> list[int]:
+        """Return the processes of the group; none where there is no /proc."""
+        with suppress(FileNotFoundError):
+            processes = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+            return [process for process in processes if _group_of(process) == self.group]
+        return []
 
     def kill_rest(self, rank: int) -> None:
         """Kill what still runs of a rank that has ended: if that was a script, the rank itself may not have noticed."""
@@ -167,6 +177,13 @@ class Ranks:
         assert self._reaper.stdin is not None
         with suppress(BrokenPipeError):  # it is killed with the group at the end
             self._reaper.stdin.write(b"%d\n" % process.pid)
+
+
+def _group_of(process: int) -> int:
+    try:
+        return os.getpgid(process)
+    except OSError:  # it has ended
+        return -1
 
 
 def _stopped(child: int) -> bool:

@@ -162,7 +162,7 @@ class Restarts:
         if present or self._any_joined_runs():  # which may have closed its communicator
             text += "; the others continue without it"
             self._remove(rank)
-        elif over:
+        elif over and self.any_joined:
             text += "; the others have ended"
         elif self._place.hosts and self.any_joined:
             text += "; those on other nodes, if any are left, continue without it"

@@ -1,5 +1,6 @@
 """The secret of a job on several hosts, by which its launchers and ranks know each other."""
 
+import hmac
 import os
 import stat
 
@@ -12,16 +13,19 @@ MIN_BYTES = 32
 HINT = "make one, for example by `openssl rand -hex 32`, and give the same to all nodes"
 
 
-def find_secret(path: str | None) -> str:
-    """Return the secret in a file that only its owner can read, else that of the environment."""
-    secret = _read(path) if path else job_secret()
+def find_secret(path: str | None, address: str) -> str:
+    """Return the secret of the job at this address: in a file that only its owner can read, else in the environment.
+
+    In ranks of another job the environment has the secret of that job: those of this one are made of it.
+    """
+    secret, is_of_another = (_read(path), False) if path else job_secret()
     source = path or JOB_SECRET
     if not secret:
         missing = f"{path} is empty" if path else f"--nnodes needs a secret in {JOB_SECRET} or --secret-file"
         raise ArgumentError(f"{missing}: {HINT}")
     if len(os.fsencode(secret)) < MIN_BYTES:
         raise ArgumentError(f"the secret in {source} has fewer than {MIN_BYTES} bytes: {HINT}")
-    return secret
+    return hmac.digest(os.fsencode(secret), address.encode(), "sha256").hex() if is_of_another else secret
 
 
 def _read(path: str) -> str:

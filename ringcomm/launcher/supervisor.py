@@ -6,10 +6,14 @@ import selectors
 import signal
 import sys
 import time
+from contextlib import suppress
+from dataclasses import replace
 from typing import Self
 
+from ringcomm.bootstrap.client import Client, find_endpoint
 from ringcomm.bootstrap.membership import TOO_LATE
 from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.session import MEMBERS
 from ringcomm.bootstrap.start_errors import format_ranks
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.errors import Aborted, PeerLost, RingcommError
@@ -28,6 +32,7 @@ ESCALATION = ((processes.EXIT_TIMEOUT, signal.SIGTERM), (processes.EXIT_TIMEOUT 
 REPORT_STOPPED_AFTER = 5.0  # seconds
 FORWARDED = (signal.SIGINT, signal.SIGTERM)
 UNCAUGHT = 1  # the status with which Python exits after any exception, also one that the failure of another rank raised
+TELL_TIMEOUT = 1.0  # seconds for the server to answer: meanwhile nothing is forwarded
 CAUSE_TIMEOUT = 1.0  # seconds after such an exit in which another failure counts as the first
 
 
@@ -36,13 +41,13 @@ class Supervisor:
 
     def __init__(self, signals: SignalSocket, nodes: Nodes | None, place: Place) -> None:
         """`place`: of any rank."""
-        self._signals, self._nodes = signals, nodes
+        self._signals, self._nodes, self._place = signals, nodes, place
+        self._keepalive = nodes.keepalive if nodes else KEEPALIVE
         self._ranks = Ranks(signals, *FORWARDED)
         self._stopped: dict[int, float] = {}  # when to report a stopped rank; infinity: that was done
         self._restarts: Restarts | None = None
         if place.max_restarts is not None:
-            keepalive = nodes.keepalive if nodes else KEEPALIVE
-            self._restarts = Restarts(place, keepalive, place.max_restarts, self._ranks, self.start, self._print)
+            self._restarts = Restarts(place, self._keepalive, place.max_restarts, self._ranks, self.start, self._print)
         out, err = sys.stdout.fileno(), sys.stderr.fileno()
         self._out = OutputWriter(out, signals.wake)
         # Two threads that write to one pipe would mix their lines.
@@ -152,20 +157,35 @@ class Supervisor:
                     self._nodes.fail(Aborted(text, got=number))
                 self._print(f"sent {signal.Signals(number).name} to the ranks")
                 self._forward(number)
+        ended_well = []
         # First those that ended by themselves: of theirs it follows that a rank came too late to join.
         for rank, code in sorted(self._ranks.reap(), key=lambda ended: ended[1] == TOO_LATE):
             if code or (self._restarts and self._restarts.why_ended(rank)):
                 self._report(rank, code)
             else:
                 self._any_well = True
+                ended_well.append(rank)
                 if self._restarts:
                     self._restarts.end_well(rank)
+        if ended_well and (self._nodes or self._unfinished()):
+            self._tell_of_end(ended_well)
         if text := self._ranks.reaper_loss():
             self._print(text)
         when = time.monotonic() + REPORT_STOPPED_AFTER
         self._stopped = {rank: self._stopped.get(rank, when) for rank in self._ranks.stopped()}
         if self._restarts:
             self._restarts.poll()
+
+    def _tell_of_end(self, ranks: list[int]) -> None:
+        """Tell the server that these ranks come to no start any more, so that none waits in `init` for them."""
+        launcher, with_processes = replace(self._place, rank=-1), self._ranks.with_processes()
+        with (
+            suppress(RingcommError),  # then they wait for it until their timeout
+            Client(find_endpoint(launcher, self._keepalive), MEMBERS, launcher, TELL_TIMEOUT) as members,
+        ):
+            for rank in ranks:
+                if rank not in with_processes:
+                    members.tell("ended", rank=rank)
 
     def _read_nodes(self) -> None:
         assert self._nodes

@@ -1,6 +1,7 @@
 """dist.split_group: groups of the ranks of another one, which all of its ranks make together."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -48,10 +49,11 @@ class Splitting:
         options.store, options.group_id = c10d.PrefixStore(f"{name}/", self._store), name
         options.group_rank, options.group_size = comm.rank, comm.size
         options.global_ranks_in_group = [self._ranks[rank] if self._ranks else rank for rank in sorted(new_ranks)]
-        options.timeout = timedelta(seconds=self.comm._transport.timeout) if timeout is None else timeout
+        options.timeout = timedelta(seconds=comm._transport.timeout)
         made: Any = type(self)
         group = made(comm, options)
-        group.set_timeout(options.timeout)
+        if timeout is not None:
+            group.set_timeout(timeout)
         group.setGroupDesc(group_desc or "undefined")
         native.register(group)
         return group
@@ -60,7 +62,8 @@ class Splitting:
         """Raise MismatchError on all ranks unless each of `ranks`, the part of this one, is in the same part."""
         part = hashlib.sha256(repr(sorted(ranks)).encode()).hexdigest()
         parts = [tuple(fact) for fact in self.comm._transport.all_gather_facts("split", [part, len(ranks)])]
+        named = Counter(parts)
         for rank, (part, size) in enumerate(parts):
-            if size and (found := parts.count((part, size))) != size:
+            if size and (found := named[part, size]) != size:
                 text = f"the ranks split their group differently: rank {rank} names {size} ranks, {found} name the same"
                 raise MismatchError(text, rank=rank, collective="split")

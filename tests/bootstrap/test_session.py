@@ -87,6 +87,10 @@ def test_a_start_of_many_costs_the_server_some_messages_for_each():
     assert len(start.take(0, message("set", b"table", key="facts/table"))) == size - 1
 
 
+def lost_by(members):
+    return {rank: str(error) for rank, error in members.lost.items()}
+
+
 def test_watchers_are_told_what_is_there_and_what_changes():
     members = MemberStore()
     members.join("rank", hello(3))
@@ -96,7 +100,7 @@ def test_watchers_are_told_what_is_there_and_what_changes():
     assert told(members.take("rank", message("set", b"", key="waited/3")))["watcher"][1]["key"] == "waited/3"
     gone = [decode(data).fields for peer, data in members.lose("rank", "has ended") if peer == "watcher"]
     assert sorted(gone, key=str) == [{"key": key, "set": False} for key in ("member/3", "waited/3")]
-    assert members.lost == {3: "process 3"}
+    assert lost_by(members) == {3: "rank 3 (process 3) exited during startup"}
 
 
 def test_a_key_lasts_as_long_as_any_member_that_has_set_it_and_a_proposal_for_good():
@@ -119,9 +123,16 @@ def test_who_says_that_it_leaves_is_not_lost_and_who_comes_back_neither():
     members.take("a", message("leave"))
     members.join("b", hello(2))
     members.lose("b", "has ended")
-    assert members.lost == {2: "process 2"}
+    assert lost_by(members) == {2: "rank 2 (process 2) exited during startup"}
     members.join("b again", hello(2))
     assert members.lost == {}
+
+
+def test_a_rank_that_has_ended_well_comes_to_no_start():
+    members = MemberStore()
+    members.join("launcher", hello(-1))
+    assert members.take("launcher", message("ended", rank=1)) == []
+    assert lost_by(members) == {1: "rank 1 ended with status 0 before it had started"}
 
 
 # --- shrink -----------------------------------------------------------------------------------------------------------

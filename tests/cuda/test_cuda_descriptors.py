@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+from contextlib import ExitStack
 from unittest.mock import patch
 
 import numpy as np
@@ -13,6 +14,7 @@ from cases.on_device import mappings
 from cases.reference import assert_same, filled, reduced
 from harness.failures import until
 from ringcomm import MemoryShortage, RingcommError
+from ringcomm.bootstrap.wire import unix
 from ringcomm.devices import descriptors, emulated
 from ringcomm.devices.gpu import Gpu
 from ringcomm.native import ffi, lib
@@ -153,6 +155,20 @@ def out_of_descriptors(_):
 
 def test_a_process_that_was_out_of_descriptors_answers_afterwards():
     harness.run(out_of_descriptors, 1)
+
+
+def silent(_):
+    with by_descriptor(), patch.object(descriptors, "SECONDS", 1.0), ExitStack() as stack:
+        memory = emulated.device.allocate(1, "memory")
+        handle = emulated.device.export(memory).split()[3]
+        address = "\0" + handle.partition(":")[0]
+        for _ in range(2):  # one after the other they would take longer than a peer waits
+            stack.enter_context(unix.connect(address, 1.0, unix.DescriptorSocket))
+        descriptors.close(descriptors.open_exported(emulated.device.gpu._names, handle))
+
+
+def test_peers_that_send_nothing_delay_no_other():
+    harness.run(silent, 1)
 
 
 def full(comm):

@@ -122,6 +122,34 @@ def test_a_rank_shares_segments_without_waiting_for_the_others():
     harness.run(late, 3, world="processes")
 
 
+def slow_to_answer(world):
+    open_here()
+    comm = world.split(0)
+    x = taken()
+    comm.all_reduce(emulated.array(np.ones(1)))
+    if comm.rank:
+        share(comm, x)
+    comm.barrier()
+    answered, opened = threading.Event(), emulated.device.open
+    if not comm.rank:
+
+        def open_late(handle):
+            assert answered.wait(harness.OPERATION), "a rank that shares waits for a peer"
+            return opened(handle)
+
+        with patch.object(emulated.device, "open", open_late):
+            share(comm, x)
+            share(comm, taken())
+            answered.set()
+            until(lambda: buffers(comm), "the buffer")
+    comm.barrier()
+    assert is_symmetric(comm, x)
+
+
+def test_a_rank_shares_segments_without_waiting_for_a_peer_that_sends_its_descriptor_late():
+    harness.run(slow_to_answer, 3, world="processes")
+
+
 def refused(world):
     open_here()
     comm = world.split(0)

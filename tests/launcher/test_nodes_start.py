@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 from harness.nodes import SECRET, Job, finish
+from ringcomm.launcher.secret import find_secret
 
 pytestmark = pytest.mark.slow
 
@@ -145,6 +146,19 @@ def test_the_secret_may_come_from_a_file_of_the_user_alone(job, program, tmp_pat
     check_started(job.start(0, 1, program, option, secret=""), job.start(1, 1, program))
 
 
+def test_launchers_in_ranks_of_another_job_make_a_secret_of_their_own(job, monkeypatch, tmp_path):
+    monkeypatch.setenv("RINGCOMM_RANK", "0")
+    check_started(
+        *(job.start(node, 1, job.program(f"assert place.secret != {SECRET!r}; print()")) for node in range(2))
+    )
+    monkeypatch.setenv("RINGCOMM_JOB_SECRET", SECRET)
+    here, there = (find_secret(None, address) for address in ("10.0.0.1:1", "10.0.0.2:1"))
+    assert here == find_secret(None, "10.0.0.1:1") != there
+    (file := tmp_path / "secret").write_text(SECRET)
+    file.chmod(0o600)
+    assert find_secret(str(file), "10.0.0.1:1") == SECRET
+
+
 @pytest.mark.parametrize(
     ("options", "secret", "words"),
     [
@@ -195,6 +209,15 @@ def test_a_launcher_says_that_it_waits_for_node_0(job, program):
     line = f"timed out: {node_0} {reason}; waiting up to 20 s (--start-timeout)"
     assert second.stderr.readline() == f"ringcomm WARNING: {line}\n"
     check_started(second, job.start(0, 1, program))
+
+
+def test_a_rank_that_ends_well_before_init_fails_that_of_a_rank_on_another_node_at_once(job):
+    program = job.program("if rank: sys.exit()\nexchange()")
+    first, second = (job.start(node, 1, program) for node in range(2))
+    assert finish(second)[0] in (0, 1)
+    status, _, err = finish(first)
+    assert status == 1
+    assert "PeerLost: rank 1 ended with status 0 before it had started" in err
 
 
 def test_one_node_needs_neither_secret_nor_address(job):

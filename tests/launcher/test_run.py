@@ -75,6 +75,31 @@ def test_lines_have_their_rank_and_stdout_and_stderr_stay_separate(script):
     assert lines(done.stderr) == ["[0] err", "[1] err", "[2] err"]
 
 
+@pytest.mark.parametrize("options", [(), ("--respawn", "1")])
+def test_a_rank_that_ends_well_before_init_fails_that_of_the_others_at_once(script, options):
+    text = """
+        if rank != 2:
+            import ringcomm
+            ringcomm.init(timeout=25)
+    """
+    done = run("-n", "3", *options, script(text))
+    assert done.returncode == 1
+    assert b"PeerLost: rank 2 ended with status 0 before it had started" in done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--respawn", "1")])
+def test_a_script_that_leaves_its_rank_running_is_no_end_of_that(script, options):
+    text = """
+        if rank == 0 and len(sys.argv) == 1:
+            subprocess.Popen([sys.executable, __file__, "again"])
+            sys.exit()
+        import ringcomm
+        ringcomm.init(timeout=25).barrier()
+    """
+    done = run("-n", "2", *options, script(text))
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_the_loss_of_the_process_that_ends_the_ranks_is_reported_once(script):
     text = """
         if rank == 0:

@@ -52,8 +52,8 @@ class SharedBuffer:
 
     def __init__(self) -> None:
         self.handles: dict[int, str] = {}  # by rank, of the ranks that have announced theirs
-        self.opened: list[Memory] = []  # of all ranks
-        self.table: Memory | None = None  # of their addresses, once all are open
+        self.mapped: list[Memory] = []  # those of all ranks, and the table of their addresses
+        self.row: BufferRow | None = None  # once all are mapped
 
 
 def open_segments(device: Device) -> None:
@@ -79,7 +79,7 @@ class SharedSegments:
 
     def __init__(self, device: Device, channel: LocalTransport, publish: Callable[[], None]) -> None:
         self._device, self._channel = device, channel
-        self._lock = threading.Lock()  # guards all below
+        self._lock = threading.RLock()  # guards all below, but for the handles, which are the thread's
         self._announced: set[int] = set()  # the addresses of segments
         self._counts: Counter[int] = Counter()  # of the sizes of these
         self._buffers: defaultdict[Key, SharedBuffer] = defaultdict(SharedBuffer)
@@ -87,7 +87,7 @@ class SharedSegments:
         self._publish: Callable[[], None] | None = publish  # None: closed
 
     def share(self, addresses: Iterable[int]) -> None:
-        """Announce the segments in which these addresses are to the other ranks. Waits for no rank.
+        """Announce the segments in which these addresses are to all ranks. Waits for no rank.
 
         Not to be interrupted by a signal handler that closes the group.
         """
@@ -103,20 +103,17 @@ class SharedSegments:
         key = size, self._counts[size]
         handle = self._device.export(DeviceMemory(begin))
         notice = json.dumps([key, handle]).encode().ljust(NOTICE_BYTES)
-        for rank in range(self._channel.size):
-            if rank != self._channel.rank:
+        if self._channel.size > 1:
+            for rank in range(self._channel.size):  # also to itself: only the thread waits for descriptors of peers
                 self._channel.transfer(_message(lib.RC_SEND, ffi.from_buffer(notice), rank))
         self._announced.add(begin)
         self._counts[size] += 1
-        self._add(key, self._channel.rank, handle)
+        if self._channel.size == 1:
+            self._add(key, 0, handle)
 
     def rows(self) -> list[BufferRow]:
         """Return the buffers that this rank has mapped."""
-        return [
-            BufferRow(buffer.opened[self._channel.rank].address, size, buffer.table.address, _number(size, index))
-            for (size, index), buffer in [*self._buffers.items()]
-            if buffer.table
-        ]
+        return [buffer.row for buffer in [*self._buffers.values()] if buffer.row]
 
     def _listen(self) -> None:
         notice = bytearray(NOTICE_BYTES)
@@ -129,27 +126,36 @@ class SharedSegments:
                 log.warning("no more segments of peers are mapped: %s", error)
                 return
             key, handle = json.loads(notice)
-            with self._lock:
-                self._add((key[0], key[1]), rank, handle)
+            self._add((key[0], key[1]), rank, handle)
 
     def _add(self, key: Key, rank: int, handle: str) -> None:
         """Take note of a segment; map those of all ranks once all have announced theirs."""
-        if self._publish is None:
-            return
-        buffer = self._buffers[key]
+        with self._lock:
+            if self._publish is None:
+                return
+            buffer = self._buffers[key]
         buffer.handles[rank] = handle
         if len(buffer.handles) < self._channel.size:
             return
         try:
-            buffer.opened = [self._device.open(buffer.handles[each]) for each in range(self._channel.size)]
-            table = self._device.allocate(8 * self._channel.size, "the table of a symmetric buffer")
-            addresses = np.array([memory.address for memory in buffer.opened], np.uint64)
-            self._device.write(table, 0, addresses.tobytes())
-            buffer.table = table
-            self._publish()
+            self._map(key, buffer)
         except (OSError, RuntimeError, RingcommError) as error:  # RuntimeError: CUDA's
-            buffer.opened, buffer.table = [], None
+            buffer.row = None
             log.warning("tensors in a segment of %d bytes are not symmetric: %s", key[0], describe_error(error))
+
+    def _map(self, key: Key, buffer: SharedBuffer) -> None:
+        """Map a buffer. A peer may take seconds to send a descriptor, so no lock is held meanwhile."""
+        (size, index), ranks = key, range(self._channel.size)
+        opened = [self._device.open(buffer.handles[rank]) for rank in ranks]
+        table = self._device.allocate(8 * len(ranks), "the table of a symmetric buffer")
+        self._device.write(table, 0, np.array([memory.address for memory in opened], np.uint64).tobytes())
+        with self._lock:
+            if (publish := self._publish) is None:
+                return
+            # It stays mapped also if `publish` fails: another one may have told the core of it meanwhile.
+            buffer.mapped = [*opened, table]
+            buffer.row = BufferRow(opened[self._channel.rank].address, size, table.address, _number(size, index))
+        publish()
 
     def close(self) -> None:
         """Close the segments of the peers."""

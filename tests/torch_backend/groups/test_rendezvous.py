@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -12,13 +13,15 @@ import torch.distributed as dist
 
 import harness
 from harness.failures import raised
+from ringcomm.bootstrap import client, torch_store
 from ringcomm.bootstrap import store as store_module
-from ringcomm.bootstrap import torch_store
-from ringcomm.bootstrap.place import UNIX
+from ringcomm.bootstrap.place import UNIX, host_id
+from ringcomm.bootstrap.processes import process_id
 from ringcomm.bootstrap.wire import tcp
+from ringcomm.bootstrap.wire.handshake import HANDSHAKE_TIMEOUT
 from ringcomm.bootstrap.wire.keepalive import patience_with
 from ringcomm.config import Config
-from ringcomm.errors import Aborted, ArgumentError, RingcommError
+from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, RingcommError, encode_error
 
 CONFIG = Config(timeout=harness.OPERATION)
 
@@ -139,26 +142,51 @@ def test_each_rank_asks_a_store_of_torch_once():
     assert store.requests == {"set": 1, "get": size}
 
 
+def left_behind(**more):
+    """Return what an earlier start has left in a store."""
+    return {"address": "switched off:1", "secret": uuid.uuid4().hex, "host": "another", "process": "", **more}
+
+
 def test_a_rank_that_has_found_an_old_start_looks_seldom_and_attempts_are_short_at_first(monkeypatch):
-    slept, timeouts = [], []
+    now, timeouts = 0.0, []
+
+    def sleep(seconds):
+        nonlocal now
+        now += seconds
 
     def refuse(_, seconds):
         timeouts.append(seconds)
         raise ConnectionRefusedError
 
-    monkeypatch.setattr(torch_store, "time", SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
     monkeypatch.setattr(socket, "create_connection", refuse)
-    old = {"address": "switched off:1", "secret": "old", "host": "another", "process": ""}
-    store = CountingStore([(torch_store.KEY, json.dumps(old))])
+    store = CountingStore([(torch_store.KEY, json.dumps(left_behind()))])
+    config = Config(timeout=100.0)
+    raised(CollectiveTimeout, lambda: next(torch_store.start_through(store, 1, 2, config).gen))
+    assert now > 99
+    assert store.requests["get"] < 220
+    assert timeouts[0] == torch_store.CONNECT_TIMEOUT
+    assert max(timeouts) == HANDSHAKE_TIMEOUT
+
+
+def test_an_attempt_at_a_new_address_is_short_again():
+    store = CountingStore([(torch_store.KEY, json.dumps(left_behind()))])
     rank = torch_store._Rendezvous(store, 1, 2, CONFIG)
-    for _ in range(20):
-        raised(ConnectionRefusedError, lambda: rank.connect(100.0))
-    assert store.requests == {"get": 20}
-    assert slept[-5:] == 5 * [torch_store.LONGEST_PAUSE]
-    assert timeouts[:5] == 5 * [torch_store.CONNECT_TIMEOUT]
-    assert timeouts[-1] == 10 * torch_store.LONGEST_PAUSE
-    store.set(torch_store.KEY, json.dumps(old | {"secret": "new"}))
-    for _ in range(2):
-        raised(ConnectionRefusedError, lambda: rank.connect(100.0))
-    assert slept[-1] == torch_store.SHORTEST_PAUSE
-    assert timeouts[-1] == torch_store.CONNECT_TIMEOUT
+    for _ in range(3):
+        rank._look()
+    assert rank._connect_timeout == 4 * torch_store.CONNECT_TIMEOUT
+    store.set(torch_store.KEY, json.dumps(left_behind()))
+    rank._look()
+    assert rank._connect_timeout == torch_store.CONNECT_TIMEOUT
+
+
+@pytest.mark.parametrize(("kind", "host"), [("failure", "this"), ("failure", "another"), ("elsewhere", "another")])
+def test_why_an_earlier_start_has_failed_is_the_error_of_no_other(kind, host):
+    """That its rank 0 runs is known of no process of another host, nor of one that has ended."""
+    ended = process_id().rpartition(" ")[0] + " 1"
+    where = {"host": host_id(), "process": ended} if host == "this" else {"host": host, "process": process_id()}
+    left = left_behind(**where, **{kind: encode_error(RingcommError("the reason"))})
+    store = CountingStore([(torch_store.KEY, json.dumps(left))])
+    rank = torch_store._Rendezvous(store, 1, 2, CONFIG)
+    assert str(raised(ConnectionError, lambda: rank.connect(1.0))) == "a start has failed there: the reason"
+    assert start(store) == [False, False]
