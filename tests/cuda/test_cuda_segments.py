@@ -1,20 +1,18 @@
 """Segments of an allocator, as torch's takes them, on the emulated device. The ring sums in another order."""
 
 import ctypes
-import signal
 import threading
-from unittest.mock import Mock, patch
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 import harness
-import ringcomm
 from cases.on_device import Gate
 from cases.reference import assert_same, filled, reduced
 from harness.failures import until
 from harness.leftovers import SEGMENTS
-from ringcomm import Aborted, ArgumentError
+from ringcomm import ArgumentError
 from ringcomm.devices import emulated
 from ringcomm.devices.driver import CudaError
 from ringcomm.devices.gpu import DeviceMemory
@@ -78,7 +76,8 @@ def open_here():
     segments.open_segments(emulated.device)
 
 
-def sums(world):
+@harness.on(3, world="processes")
+def test_calls_on_segments_of_all_ranks_copy_nothing_first(world):
     open_here()
     comm = world.split(0)
     comm.barrier()
@@ -98,11 +97,8 @@ def sums(world):
     assert is_symmetric(comm, large)
 
 
-def test_calls_on_segments_of_all_ranks_copy_nothing_first():
-    harness.run(sums, 3, world="processes")
-
-
-def late(world):
+@harness.on(3, world="processes")
+def test_a_rank_shares_segments_without_waiting_for_the_others(world):
     open_here()
     comm = world.split(0)
     x = taken()
@@ -118,11 +114,8 @@ def late(world):
     assert is_symmetric(comm, x)
 
 
-def test_a_rank_shares_segments_without_waiting_for_the_others():
-    harness.run(late, 3, world="processes")
-
-
-def refused(world):
+@harness.on(3, world="processes")
+def test_segments_that_a_rank_cannot_map_take_the_usual_path(world):
     open_here()
     comm = world.split(0)
     x = taken()
@@ -137,11 +130,8 @@ def refused(world):
     emulated.configure()
 
 
-def test_segments_that_a_rank_cannot_map_take_the_usual_path():
-    harness.run(refused, 3, world="processes")
-
-
-def failing(world):
+@harness.on(3, world="processes")
+def test_a_failure_of_one_segment_leaves_later_ones_symmetric(world):
     open_here()
     comm = world.split(0)
     first, second = taken(), taken()
@@ -169,31 +159,6 @@ def failing(world):
     assert not found._buffers
     comm.barrier()
     del second
-
-
-def test_a_failure_of_one_segment_leaves_later_ones_symmetric():
-    harness.run(failing, 3, world="processes")
-
-
-def closed_by_a_handler(comm):
-    open_here()
-    export = emulated.device.export
-
-    def interrupted(memory):
-        signal.raise_signal(signal.SIGUSR1)
-        return export(memory)
-
-    x = taken()
-    signal.signal(signal.SIGUSR1, lambda *_: comm.close())
-    closed = pytest.raises(Aborted, match="rank 0 was closed by a signal handler")
-    with closed:
-        comm.all_reduce(emulated.array(np.ones(1)))  # rank 0 may have left it, and close, before rank 1 has
-        with patch.object(emulated.device, "export", interrupted):
-            share(comm, x) if comm.rank == 0 else comm.recv(emulated.array(np.ones(1)), 0)
-
-
-def test_a_signal_handler_that_closes_does_not_wait_for_the_share_that_it_interrupts():
-    ringcomm.launch(closed_by_a_handler, 2, world="processes", timeout=harness.OPERATION)
 
 
 def test_a_freed_segment_is_the_next_of_its_size():

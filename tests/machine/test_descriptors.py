@@ -83,17 +83,3 @@ def test_a_client_names_itself_and_what_it_needs():
     assert error.rank == 3
     assert str(error).startswith("rank 3 has no file descriptor left to watch a process: its limit (RLIMIT_NOFILE) is ")
     assert "it needs 2 for each rank" in str(error)
-
-
-def test_a_thread_does_not_undo_what_another_has_raised(monkeypatch):
-    limits = [64, 4096]
-
-    def opened():  # reads a folder: other threads run meanwhile
-        limits[0] = max(limits[0], 1000)
-        return 10
-
-    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
-    monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.__setitem__(slice(None), new))
-    monkeypatch.setattr(descriptors, "_opened", opened)
-    descriptors.provide(0, 50)
-    assert limits == [1000, 4096]

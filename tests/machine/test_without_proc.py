@@ -10,7 +10,7 @@ import harness
 from ringcomm import MemoryShortage
 from ringcomm.bootstrap.place import host_id
 from ringcomm.commands import doctor
-from ringcomm.machine import memory, topology
+from ringcomm.machine import memory
 
 
 def test_without_figures_there_is_no_known_limit(tmp_path, monkeypatch):
@@ -37,18 +37,6 @@ def test_a_limit_of_the_process_counts_where_it_can(tmp_path, name):
 def test_a_host_without_ids_is_known_by_its_name(tmp_path):
     assert host_id(tmp_path) == os.uname().nodename
     assert host_id() != os.uname().nodename
-
-
-def test_folders_of_control_groups_may_have_any_name(tmp_path):
-    assert topology.cpu_quota(tmp_path) is None
-    folder = tmp_path / "proc/self"
-    folder.mkdir(parents=True)
-    (folder / "cgroup").write_bytes(b"0::/\xe9t\xe9\n")
-    (folder / "mountinfo").write_bytes(b"30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
-    group = tmp_path / "sys/fs/cgroup" / os.fsdecode(b"\xe9t\xe9")
-    group.mkdir(parents=True)
-    (group / "cpu.max").write_text("150000 100000\n")
-    assert topology.cpu_quota(tmp_path) == 1.5
 
 
 PROGRAM = """

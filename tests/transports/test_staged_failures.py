@@ -8,19 +8,11 @@ import numpy as np
 import pytest
 
 import harness
-from cases.between_hosts import CHUNK, run_on
+from cases.between_hosts import CHUNK, on_layouts, run_on
 from cases.on_device import Gate
 from cases.reference import assert_same
 from harness.failures import outcomes, raised, until_broken
-from ringcomm import (
-    Aborted,
-    ArgumentError,
-    CollectiveTimeout,
-    MemoryShortage,
-    MismatchError,
-    PeerLost,
-    RingcommError,
-)
+from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MemoryShortage, MismatchError, PeerLost, RingcommError
 from ringcomm.devices import emulated
 
 Device = emulated.EmulatedDevice
@@ -55,7 +47,9 @@ def test_a_mismatch_of_gpus_that_do_not_reach_each_other():
     harness.run(check_mismatch, 2, world="threads")
 
 
-def check_late(comm, async_op):
+@pytest.mark.parametrize("async_op", [False, True])
+@on_layouts("01", "0011", timeout=1.0)
+def test_a_late_rank_is_named_on_all(comm, async_op):
     comm.all_reduce(large())
     if comm.rank == 1:
         until_broken(comm)
@@ -65,13 +59,9 @@ def check_late(comm, async_op):
     raised(CollectiveTimeout, comm.barrier)
 
 
-@pytest.mark.parametrize("async_op", [False, True])
-@on_hosts
-def test_a_late_rank_is_named_on_all(layout, async_op):
-    run_on(layout, check_late, async_op, timeout=1.0)
-
-
-def check_wait_that_is_too_long(comm):
+@as_on_a_gpu
+@on_layouts("01")
+def test_a_wait_that_is_too_long_breaks_the_group(comm):
     gate, x = Gate(), large()
     with emulated.Stream() as stream:
         if comm.rank == 0:
@@ -80,11 +70,6 @@ def check_wait_that_is_too_long(comm):
     error = raised(CollectiveTimeout, lambda: work.wait(SHORT if comm.rank == 0 else None))
     assert "rank 0 waited 0.2 s" in str(error)
     gate.open()
-
-
-@as_on_a_gpu
-def test_a_wait_that_is_too_long_breaks_the_group():
-    run_on("01", check_wait_that_is_too_long)
 
 
 def check_end(comm, end, started):
@@ -108,7 +93,8 @@ def test_a_call_behind_a_gate_ends(layout, end):
     run_on(layout, check_end, end, threading.Barrier(len(layout)))
 
 
-def check_closed(comm):
+@on_layouts("01", "0011")
+def test_a_closed_communicator_takes_no_call(comm):
     comm.all_reduce(large())
     comm.all_reduce(large(), async_op=True).wait()
     comm.barrier()
@@ -117,35 +103,6 @@ def check_closed(comm):
         error = raised(ArgumentError, lambda async_op=async_op: comm.all_reduce(large(), async_op=async_op))
         assert "this communicator is closed" in str(error)
     comm.close()
-
-
-@on_hosts
-def test_a_closed_communicator_takes_no_call(layout):
-    run_on(layout, check_closed)
-
-
-def check_close_in_the_middle(comm, monkeypatch):
-    comm.all_reduce(large())
-    comm.barrier()
-    copy, inside = Device.copy, threading.local()
-
-    def closing(device, *arguments):
-        if getattr(inside, "here", False):  # as a signal handler in this thread
-            inside.here = False
-            comm.close()
-        copy(device, *arguments)
-
-    monkeypatch.setattr(Device, "copy", closing) if comm.rank == 0 else None
-    comm.barrier()
-    inside.here = comm.rank == 0
-    error = raised(RingcommError, lambda: comm.all_reduce(large()))
-    assert "rank 0" in str(error) or "closed" in str(error)
-    comm.close()
-
-
-@on_hosts
-def test_a_signal_handler_may_close_in_the_middle_of_a_call(layout, monkeypatch):
-    run_on(layout, check_close_in_the_middle, monkeypatch)
 
 
 def check_interrupt(comm, interrupted):
@@ -215,13 +172,10 @@ def test_a_dead_rank_of_another_host_is_named():
             assert result is None or rank == 0, result
 
 
-def check_capture(comm):
+@on_layouts("01")
+def test_a_staged_call_cannot_be_captured(comm):
     stream = emulated.Stream()
     with emulated.capture(stream), stream:
         error = raised(ArgumentError, lambda: comm.all_reduce(emulated.array(np.ones(5))))
     assert "calls staged in host memory, cannot be captured into a CUDA graph" in str(error)
     assert_same(comm.all_reduce(emulated.array(np.ones(5))), np.full(5, float(comm.size)))
-
-
-def test_a_staged_call_cannot_be_captured():
-    run_on("01", check_capture)
