@@ -259,10 +259,10 @@ print("end")
 """
 
 
-@pytest.mark.parametrize("backend", ["ringcomm", TWO])
-def test_a_process_may_end_while_threads_wait(cache, backend, tmp_path):
+@pytest.mark.parametrize(("backend", "attempts"), [("ringcomm", 3), (TWO, 1)])
+def test_a_process_may_end_while_threads_wait(cache, backend, attempts, tmp_path):
     env = os.environ | {"XDG_CACHE_HOME": str(cache)}
-    for attempt in range(3):  # where threads return, two of three end with SIGABRT
+    for attempt in range(attempts):  # where threads return, two of three end with SIGABRT
         command = [sys.executable, "-c", ENDING.format(backend=backend, store=str(tmp_path / f"store{attempt}"))]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
@@ -281,7 +281,9 @@ def served():
     assert type(theirs) is dist.ProcessGroupGloo
     assert ours.comm is communicator_of()
     assert ours.options._timeout == theirs.options._timeout == timedelta(seconds=9)
-    return ours.name(), theirs.name(), tensor[0].item(), communicator_of(dist.new_group()).size
+    other = dist.new_group()
+    dist.barrier()  # a rank that leaves while others still connect their gloo would fail them
+    return ours.name(), theirs.name(), tensor[0].item(), communicator_of(other).size
 
 
 def test_each_device_has_its_own_backend(run):
