@@ -2,8 +2,6 @@
 
 import os
 import subprocess
-import threading
-import time
 from itertools import count
 
 import pytest
@@ -14,29 +12,12 @@ import harness
 from ringcomm import ArgumentError
 from ringcomm.bench import peers, report
 from ringcomm.bench.comparison import Comparison
-from ringcomm.bench.device_arrays import DeviceArrays
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.rank import measure
 from ringcomm.bench.rank.library import HostBuffers
 from ringcomm.bench.rank.measure import RankBench
 from ringcomm.bench.rank.ringcomm import RingcommLibrary
 from ringcomm.bench.sweep import Sweep
-
-
-def test_queued_work_finishes_before_an_interrupt_frees_its_memory():
-    arrays = DeviceArrays("emulated", rounds=1)
-    stream = arrays.device.stream()
-    done = threading.Event()
-
-    def interrupt():
-        stream.add(lambda: time.sleep(0.2))
-        stream.add(done.set)
-        raise KeyboardInterrupt
-
-    calls = iter([lambda: None, interrupt])
-    with pytest.raises(KeyboardInterrupt):
-        arrays.time(lambda: next(calls)())
-    assert done.is_set()
 
 
 def test_the_clock_stops_when_all_queued_work_is_done(monkeypatch):
