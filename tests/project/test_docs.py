@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import re
+from collections import Counter
 from pathlib import Path
 from unittest.mock import patch
 
@@ -41,6 +42,12 @@ def test_the_drawing_of_the_layers_is_what_the_test_of_imports_enforces():
     drawing = re.search(r"## Layers.*?```\n(.*?)```", DOCS["architecture.md"], re.DOTALL)[1]
     rows = [re.split(r" {2,}", line) for line in drawing.splitlines()]
     assert [set(re.findall(r"\w+", names)) for _, names, _ in rows] == [set(layer) for layer in LAYERS]
+
+
+def test_no_term_is_defined_twice():
+    section = re.search(r"## Words\n(.*?)\n## ", DOCS["architecture.md"], re.DOTALL)[1]
+    terms = Counter(term for row in re.findall(r"^\| ([^|]+) \|", section, re.MULTILINE) for term in row.split(", "))
+    assert [term for term, count in terms.items() if count > 1] == []
 
 
 def test_the_table_of_folders_is_complete_and_the_picture_names_some_of_them():

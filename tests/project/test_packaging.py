@@ -63,12 +63,3 @@ def test_the_libraries_are_hardened(library):
     assert "__stack_chk_fail" in found, "no stack protector"
     assert re.search(r"\b__\w+_chk\b", found), "no _FORTIFY_SOURCE"
     assert not re.search(r"\((RPATH|RUNPATH)\)", found), "libraries are searched in folders of the build machine"
-
-
-def test_the_links_of_the_package_lead_to_one_repository():
-    links = PROJECT["project"]["urls"]
-    assert set(links) == {"Homepage", "Documentation", "Source", "Issues", "Changelog"}
-    assert all(link.startswith(links["Homepage"]) for link in links.values())
-    files = [re.sub(r".*/(tree|blob)/main/", "", link) for link in links.values() if "/main/" in link]
-    assert files == ["docs", "CHANGELOG.md"]
-    assert all((ROOT / file).exists() for file in files)
