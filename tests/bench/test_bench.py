@@ -12,7 +12,7 @@ from cases import reference
 from ringcomm import ArgumentError
 from ringcomm.bench import comparison, report, starts
 from ringcomm.bench.command import add_arguments, sweep_of
-from ringcomm.bench.job import Unsupported, failure_reason
+from ringcomm.bench.job import failure_reason
 from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS, RankCase, count_wrong, fill
 from ringcomm.bench.rank.measure import RankBench
 from ringcomm.bench.rank.ringcomm import RingcommLibrary
@@ -243,10 +243,7 @@ Current thread 0x00007feda7413b80 (most recent call first):
     ("log", "words"),
     [
         (KILLED_BEFORE_OTHERS, "ringcomm run: rank 0 was killed by SIGKILL"),
-        (
-            RAISED_BEFORE_OTHERS,
-            "[0] ringcomm.errors.ArgumentError: RINGCOMM_TIMEOUT: expected a number, got 'soon'",
-        ),
+        (RAISED_BEFORE_OTHERS, "[0] ringcomm.errors.ArgumentError: RINGCOMM_TIMEOUT: expected a number, got 'soon'"),
         (OPEN_MPI, "signal 9 (Killed)."),
         (MPICH, "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)"),
         (FATAL, "ModuleNotFoundError: No module named 'encodings'"),
@@ -303,30 +300,6 @@ def test_of_unbound_ranks_the_usual_time_and_the_worst_start_are_told():
     assert (found.median, found.worst, found.settled) == (4e-6, 9e-6, 2e-6), "of the slowest rank"
     assert (found.rounds, found.wrong) == (3, 10)
     assert report.starts_text([found]).split()[5:] == ["ringcomm", "2.00", "4.00", "9.00", "4.50", "10"]
-
-
-class RefusingRanks:
-    """Ranks that prepare a case and then refuse each round, as NCCL's do where memory is short."""
-
-    name, versions = "nccl", {}
-
-    def request(self, name, *_):
-        if name == "round" and self.prepared:
-            raise Unsupported("rank 0: MemoryError: no memory for a round")
-        self.prepared = name == "round"
-        return [1e-6, 1e-6]
-
-
-def test_a_library_without_a_single_round_has_a_row_that_says_so():
-    sweep = sweep_of(parse("all_reduce -b 1K -e 4K -n 3 -c 0"))
-    compared = comparison.Comparison(sweep, 2, "bound", 2, [RefusingRanks()])
-    for rows, size in zip(compared.measure(), (1024, 4096), strict=True):
-        assert rows == []
-        [missing] = compared.missing
-        text = report.missing_text(missing, [])
-        assert text.split(None, 1)[0] == str(size)
-        assert text.endswith("nccl  not measured: rank 0: MemoryError: no memory for a round")
-    assert len(compared.failures) == 1
 
 
 def test_a_line_per_library_has_a_cell_for_each_column():

@@ -119,19 +119,16 @@ def ranks_of_ringcomm(folder):
     return [words[3:] for words in started if words[1:3] == ["-m", ALIAS]]
 
 
-def compare_all(cache, folder, options):
-    """Bench every collective of every library."""
-    words = f"all -b 4 -e 16K -f 4096 -n 2 -w 1 --vs gloo,openmpi,mpich,nccl {options}"
-    return bench_in(folder, words, cache), folder
-
-
 @pytest.fixture(scope="module")
 def compared(cache, tmp_path_factory):
-    options = "--out-of-place --async --dtype int32 --op max --root 1"
-    return compare_all(cache, tmp_path_factory.mktemp("compared"), options)
+    """Bench every collective of every library; return how it ended and its folder."""
+    folder = tmp_path_factory.mktemp("compared")
+    options = "--vs gloo,openmpi,mpich,nccl --out-of-place --async --dtype int32 --op max --root 1"
+    return bench_in(folder, f"all -b 4 -e 16K -f 4096 -n 2 -w 1 {options}", cache), folder
 
 
-def check_side_by_side(run, folder):
+def test_every_collective_of_every_library_is_correct_and_listed_side_by_side(compared):
+    run, folder = compared
     assert run.returncode == 0, run.stderr
     assert "mpich: not set up; run: ringcomm bench --setup-peers --vs mpich" in run.stderr
     assert re.search("nccl: (no CUDA device|supports CUDA buffers only)", run.stderr)
@@ -153,15 +150,6 @@ def check_side_by_side(run, folder):
     assert all(row["rounds"] == 2 for row in rows)
     assert document["versions"]["gloo"]["torch"]
     assert document["failures"] == []
-
-
-def test_every_collective_of_every_library_is_correct_and_listed_side_by_side(compared):
-    check_side_by_side(*compared)
-
-
-@pytest.mark.exhaustive
-def test_every_collective_on_symmetric_buffers_is_listed_beside_the_others(cache, tmp_path):
-    check_side_by_side(*compare_all(cache, tmp_path, "--symmetric"))
 
 
 def test_results_are_plotted(compared, tmp_path):

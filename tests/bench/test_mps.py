@@ -4,6 +4,7 @@ import os
 import re
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -54,23 +55,18 @@ def ended(pids):
     return bool(pids)
 
 
-def test_mps_runs_in_a_folder_of_its_own_until_the_end_of_the_block(control):
+@pytest.mark.parametrize("end", [None, KeyboardInterrupt, RingcommError])
+def test_mps_runs_in_a_folder_of_its_own_until_the_end_of_the_block(control, end):
     pids = control()
-    with mps.started_mps() as clients:
+    with pytest.raises(end) if end else nullcontext(), mps.started_mps() as clients:
         assert {*clients} == {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"}
         assert all(Path(folder).is_dir() for folder in clients.values())
         assert len(pids()) == 1
         assert mps.runs(pids()[0])
+        if end:
+            raise end("why")
     assert ended(pids())
     assert not any(Path(folder).exists() for folder in clients.values())
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RingcommError])
-def test_mps_ends_after_a_failure_and_an_interrupt(control, error):
-    pids = control()
-    with pytest.raises(error), mps.started_mps():
-        raise error("why")
-    assert ended(pids())
 
 
 def test_a_daemon_that_does_not_quit_is_killed(control, monkeypatch):
@@ -96,21 +92,3 @@ def test_mps_that_does_not_start_is_reported_in_a_sentence(control, monkeypatch,
     with pytest.raises(RingcommError, match=re.escape(message)), mps.started_mps():
         pytest.fail("it has started")
     assert not pids()
-
-
-def test_a_missing_program_is_reported_with_the_places_searched(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(mps, "FOLDERS", (str(tmp_path / "none"),))
-    message = f"{mps.PROGRAM}, which comes with the driver, is neither in PATH nor in {tmp_path}/none"
-    with pytest.raises(RingcommError, match=message), mps.started_mps():
-        pass
-
-
-def test_a_program_that_is_not_in_path_is_found_where_containers_have_it(control, monkeypatch, tmp_path):
-    pids = control()
-    monkeypatch.setattr(mps, "FOLDERS", (str(tmp_path / "bin"),))
-    (tmp_path / "bin" / mps.PROGRAM).write_text(CONTROL.replace("# QUIT", KILLS))
-    monkeypatch.setenv("PATH", os.defpath)
-    with mps.started_mps():
-        pass
-    assert ended(pids())

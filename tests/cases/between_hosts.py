@@ -7,6 +7,7 @@ defines.
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 import harness
 from cases.collectives import pairwise, share, start
@@ -22,6 +23,7 @@ from cases.reference import (
     numpy_dtype,
     reduced,
 )
+from harness import pools
 from ringcomm import Communicator
 from ringcomm.algorithms import ALGORITHMS
 from ringcomm.algorithms.cost import CLUSTER
@@ -60,6 +62,15 @@ def connect_on(layout, **settings):
 def run_on(layout, fn, *args, **settings):
     """Call `fn(comm, *args)` on ranks that are threads, and return the results in rank order."""
     return run_threads(lambda comm: fn(comm, *args), connect_on(layout, **settings))
+
+
+def on_layouts(*layouts, **settings):
+    """Make a test, on each of the layouts, of a function that each rank calls; it may take the layout, and fixtures."""
+
+    def start(test, place, args):
+        run_on(place["layout"], test.on_rank, *args, **settings)
+
+    return lambda fn: pytest.mark.parametrize("layout", layouts)(pools.made_test(fn, ["layout"], start))
 
 
 def algorithms(layout, collectives):

@@ -47,7 +47,7 @@ def loss_of(model, step, axis, dtype=torch.float64, some=False):
 def trained(zero, model, steps):
     """Take some steps; return the parameters."""
     for step in steps:
-        loss_of(model, step, zero.dp).backward()
+        loss_of(model, step, zero.dp, model.scale.dtype, some=True).backward()
         zero.finish_grad_sync()
         zero.step()
     return [parameter.tolist() for parameter in model.parameters()]

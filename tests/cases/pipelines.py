@@ -64,5 +64,5 @@ def pipeline(name, chunks, micro_batches=MICRO_BATCHES, **options):
 def gpt_pipeline(config, grid, schedule, *, dtype=torch.float64, seed=0, **options):
     """Return the stages of a GPT and their pipeline, with replicas and tied weights."""
     chunks = [stage.to(dtype) for stage in gpt_stages(config, grid, schedule, seed=seed)]
-    data_parallel, tied = DataParallel(chunks, grid.dp, **options), gpt_tied_weights(chunks, grid)
+    data_parallel, tied = DataParallel(chunks, grid.dp_cp, **options), gpt_tied_weights(chunks, grid)
     return chunks, Pipeline(grid, chunks, schedule, gpt_loss(config, grid), data_parallel=data_parallel, tied=tied)

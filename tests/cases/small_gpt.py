@@ -6,6 +6,7 @@ from torch import nn
 from cases.pipelines import gpt_pipeline
 from ringcomm.parallel import GPTConfig, Grid, gpt_loss, gpt_stages, make_schedule
 from ringcomm.parallel.collectives import all_reduced
+from ringcomm.parallel.experts.layer import set_loss_factor
 from ringcomm.parallel.model.verify import check_model
 
 MICRO_BATCHES, ROWS = 4, 2  # of a replica's batch; sequences of a micro-batch
@@ -50,13 +51,14 @@ def mine(x, axis):
     return x.chunk(axis.size)[axis.rank]
 
 
-def compared(dp, tp, pp, schedule, options, steps, dtype, tolerance):
+def compared(dp, tp, pp, schedule, options, steps, dtype, tolerance, ep=1):
     """Train on the grid and in one process, and compare after each step; return the last loss."""
-    grid, alone = Grid(dp, tp, pp), Grid.alone()
-    config, count = config_for(tp, pp, **options), 2 if schedule == "interleaved" else 1
-    schedule = make_schedule(schedule, pp, MICRO_BATCHES, count)
+    grid, alone = Grid(dp, tp, pp, ep=ep), Grid.alone()
+    config, chunks = config_for(tp, pp, **options), [2] if schedule == "interleaved" else []
+    schedule = make_schedule(schedule, pp, MICRO_BATCHES, *chunks)
     chunks, pipeline = gpt_pipeline(config, grid, schedule, dtype=dtype, seed=3, bucket_bytes=2000)
     whole = [chunk.to(dtype) for chunk in gpt_stages(config, alone, seed=3)]
+    set_loss_factor(whole, 1 / (MICRO_BATCHES * dp))  # of the balance losses of experts
     optimizers = [torch.optim.SGD(nn.ModuleList(each).parameters(), lr=0.5) for each in (chunks, whole)]
     for step in range(steps):
         for optimizer in optimizers if step != 1 else ():  # the second step accumulates

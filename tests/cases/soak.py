@@ -170,15 +170,7 @@ class Soak:
         self.calls += 1
 
 
-WEIGHTS = {
-    "collective": 60,
-    "message": 20,
-    "split": 3,
-    "empty": 3,
-    "barrier": 3,
-    "objects": 2,
-    "mistake": 2,
-}
+WEIGHTS = {"collective": 60, "message": 20, "split": 3, "empty": 3, "barrier": 3, "objects": 2, "mistake": 2}
 
 
 def random_length(draw, item):

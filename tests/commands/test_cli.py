@@ -104,7 +104,7 @@ def test_help_works_on_other_systems():
     text = """if True:
         import os, sys
         del os.fork, os.register_at_fork, os.sched_getaffinity  # as on Windows
-        sys.modules["ringcomm._native"] = None
+        sys.modules["ringcomm._native"] = sys.modules["resource"] = None
         from ringcomm.commands.cli import main
         main(["tune", "--help"])
     """

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from ringcomm.algorithms import ALGORITHMS
-from ringcomm.algorithms.cost import CLUSTER
 from ringcomm.algorithms.select import select
 from ringcomm.commands import simulate
 from ringcomm.commands.cli import main
@@ -75,21 +74,6 @@ def test_only_schedules_of_few_ranks_are_recorded(capsys, monkeypatch):
     assert table(capsys, "all_reduce", "-n", "2", "--nodes", "4")[0][0].endswith(
         "closed forms (recorded up to 4 ranks)"
     )
-
-
-@pytest.mark.parametrize("collective", ALGORITHMS)
-def test_recorded_schedules_and_closed_forms_agree(collective, monkeypatch):
-    def times():
-        return [
-            simulate.seconds(algorithm, size, length, CLUSTER)
-            for algorithm in ALGORITHMS[collective].values()
-            for size in (2, 8, 13)
-            for length in (4, 1000, 1 << 24)
-        ]
-
-    recorded = times()
-    monkeypatch.setattr(simulate, "MAX_RECORDED_RANKS", 0)
-    assert times() == pytest.approx(recorded, rel=1e-4)
 
 
 def test_a_barrier_has_no_bandwidth(capsys):

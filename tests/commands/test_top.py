@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import mmap
 import os
 import re
 import signal
@@ -115,16 +114,6 @@ def test_a_command_stays_in_its_line(capsys, monkeypatch):
     job = live.RunningJob(1, "python -c a\nb\x1b[2J", 1, [live.Rank(0, 1, "runs")])
     monkeypatch.setattr(top, "find_jobs", lambda: [job])
     assert look(capsys).splitlines()[0] == r"1 rank: python -c a\nb\x1b[2J"
-
-
-def test_files_and_threads_may_have_any_name(capsys, tmp_path):
-    name = os.path.join(os.fsencode(tmp_path), b"\xff")
-    with open(name, "wb+") as file, harness.world(SIZE) as pool:
-        file.write(b"x")
-        file.flush()
-        pids = pool.run(pid, ())
-        with mmap.mmap(file.fileno(), 1):
-            assert [rank["state"] for rank in looks(capsys, pids, lambda ranks: True)["ranks"]] == ["runs"] * SIZE
 
 
 def one_closes(comm):

@@ -40,6 +40,9 @@ def test_the_text_of_a_timeout_says_so_once():
     error = ringcomm.CollectiveTimeout("rank 1 of 2 did not arrive within 3 s")
     assert str(error) == "timed out: rank 1 of 2 did not arrive within 3 s"
     assert str(errors.decode_error(errors.encode_error(error))) == str(error)
+    text = "rank 3 waited 3 s\nrank 2: all_reduce, timed out after 3 s"  # in its first line
+    assert str(ringcomm.CollectiveTimeout(text)) == f"timed out: {text}"
+    assert str(ringcomm.CollectiveTimeout("wait timed out\nrank 2")) == "wait timed out\nrank 2"
 
 
 def test_facts_default_to_none():
@@ -113,12 +116,6 @@ def test_a_failure_on_one_rank_is_raised_on_all(error, kind, words):
         errors.raise_first_failure(all_words, 3, error, "split")
     assert here.value is error or here.value.__cause__ is error
     assert here.value.rank == culprit
-
-
-def test_a_timeout_says_so_in_its_first_line():
-    text = "rank 3 waited 3 s\nrank 2: all_reduce, timed out after 3 s"
-    assert str(ringcomm.CollectiveTimeout(text)) == f"timed out: {text}"
-    assert str(ringcomm.CollectiveTimeout("wait timed out\nrank 2")) == "wait timed out\nrank 2"
 
 
 def test_a_rank_that_also_fails_raises_its_own_error():

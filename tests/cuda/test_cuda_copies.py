@@ -79,13 +79,10 @@ def test_kernels_move_the_rest():
     harness.run(by_kernels, 2, settings=ON)
 
 
-def without(comm):
+@harness.on(2, world="processes")
+def test_without_the_setting_kernels_move_all(comm):
     x, _ = buffer(comm, ROWS)
     assert launches(comm.broadcast, x)[1] == 1
-
-
-def test_without_the_setting_kernels_move_all():
-    harness.run(without, 2)
 
 
 def apart(comm):

@@ -85,7 +85,8 @@ def test_memory_that_cannot_be_mapped_is_left_to_host_memory():
         pool.run(unreachable, ())
 
 
-def kept(_):
+@harness.on(1, world="processes")
+def test_memory_lives_as_long_as_it_is_open(comm):  # noqa: ARG001
     before = mappings()
     with by_descriptor():
         memory = emulated.device.allocate(PAGE + 1, "memory")
@@ -106,11 +107,8 @@ def kept(_):
     assert mappings() == before
 
 
-def test_memory_lives_as_long_as_it_is_open():
-    harness.run(kept, 1)
-
-
-def freed(_):
+@harness.on(1, world="processes")
+def test_the_name_of_freed_memory_opens_no_other(comm):  # noqa: ARG001
     with by_descriptor():
         memory = emulated.device.allocate(PAGE, "memory")
         handle = emulated.device.export(memory).split()[3]
@@ -122,10 +120,6 @@ def freed(_):
     with pytest.raises(OSError, match="sends no descriptor"):
         descriptors.open_exported(emulated.device.gpu._names, handle)
     del other
-
-
-def test_the_name_of_freed_memory_opens_no_other():
-    harness.run(freed, 1)
 
 
 class Failing:
@@ -141,7 +135,8 @@ class Failing:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-def out_of_descriptors(_):
+@harness.on(1)
+def test_a_process_that_was_out_of_descriptors_answers_afterwards(comm):
     with by_descriptor():
         memory = emulated.device.allocate(1, "memory")
         handle = emulated.device.export(memory).split()[3]
@@ -153,11 +148,8 @@ def out_of_descriptors(_):
     assert "Too many open files" in str(warning.call_args[0])
 
 
-def test_a_process_that_was_out_of_descriptors_answers_afterwards():
-    harness.run(out_of_descriptors, 1)
-
-
-def silent(_):
+@harness.on(1)
+def test_peers_that_send_nothing_delay_no_other(comm):
     with by_descriptor(), patch.object(descriptors, "SECONDS", 1.0), ExitStack() as stack:
         memory = emulated.device.allocate(1, "memory")
         handle = emulated.device.export(memory).split()[3]
@@ -167,11 +159,8 @@ def silent(_):
         descriptors.close(descriptors.open_exported(emulated.device.gpu._names, handle))
 
 
-def test_peers_that_send_nothing_delay_no_other():
-    harness.run(silent, 1)
-
-
-def full(comm):
+@harness.on(2, world="processes")
+def test_a_process_that_can_take_no_descriptor_says_so(comm):
     with by_descriptor():
         memory = emulated.device.allocate(1, "memory") if comm.rank == 0 else None
         handle = comm.broadcast_object(memory and emulated.device.export(memory).split()[3])
@@ -187,27 +176,20 @@ def full(comm):
     comm.barrier()
 
 
-def test_a_process_that_can_take_no_descriptor_says_so():
-    harness.run(full, 2, world="processes")
-
-
 def test_a_server_that_cannot_be_trusted_is_an_oserror():
     refused = RingcommError("refused to connect: process 7 belongs to user 1")
     with patch.object(descriptors, "connect", side_effect=refused), pytest.raises(OSError, match="belongs to user 1"):
         descriptors.open_exported(emulated.device.gpu._names, "server:00:1")
 
 
-def guessed(_):
+@harness.on(1, world="processes")
+def test_a_name_that_was_not_exported_gets_nothing(comm):  # noqa: ARG001
     with by_descriptor():
         memory = emulated.device.allocate(1, "memory")
         server, name, size = emulated.device.export(memory).split()[3].split(":")
     wrong = f"{int(name, 16) ^ 1:032x}"
     with pytest.raises(OSError, match="sends no descriptor"):
         descriptors.open_exported(emulated.device.gpu._names, f"{server}:{wrong}:{size}")
-
-
-def test_a_name_that_was_not_exported_gets_nothing():
-    harness.run(guessed, 1)
 
 
 def test_a_shortage_names_what_there_was_no_memory_for():

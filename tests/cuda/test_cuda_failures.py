@@ -117,7 +117,8 @@ def test_close_does_not_replace_the_error_that_has_ended_a_block():
     run_threads(failing_in_a_block, [Communicator(end) for end in connect_threads(shm.connect, 2)])
 
 
-def a_late_one_differs(comm):
+@harness.on(3, world="threads")
+def test_a_mismatch_names_the_calls_of_all_ranks_even_a_late_one(comm):
     x = emulated.array(np.ones(5))
     comm.all_reduce(x)
     if comm.rank == 1:
@@ -128,11 +129,8 @@ def a_late_one_differs(comm):
                for rank, op in enumerate(("min", "min", "max")))  # fmt: skip
 
 
-def test_a_mismatch_names_the_calls_of_all_ranks_even_a_late_one():
-    harness.run(a_late_one_differs, 3, world="threads")
-
-
-def counts_that_do_not_fit(comm):
+@harness.on(3, world="threads")
+def test_counts_that_do_not_fit_are_a_mismatch_on_every_rank(comm):
     me, n = comm.rank, comm.size
     x, room = emulated.array(np.arange(4.0 * n)), emulated.array(np.full(5 * n, -1.0))
     counts = [2] * n
@@ -148,11 +146,8 @@ def counts_that_do_not_fit(comm):
     assert_same(room, np.full(5 * n, -1.0)) if me < 2 else assert_same(room[2 * n :], np.full(3 * n, -1.0))
 
 
-def test_counts_that_do_not_fit_are_a_mismatch_on_every_rank():
-    harness.run(counts_that_do_not_fit, 3, world="threads")
-
-
-def counts_and_another_call(comm):
+@harness.on(2, 3, world="threads")
+def test_all_to_all_with_counts_beside_another_call_is_a_mismatch_of_calls(comm):
     me, n = comm.rank, comm.size
     x, out = emulated.array(np.arange(2.0 * n) + me), emulated.array(np.full(2 * n, -1.0))
     for odd in range(n):
@@ -169,12 +164,9 @@ def counts_and_another_call(comm):
     assert_same(counts, np.concatenate([[2.0 * me + rank, 2.0 * me + rank + 1] for rank in range(n)]))
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_all_to_all_with_counts_beside_another_call_is_a_mismatch_of_calls(size):
-    harness.run(counts_and_another_call, size, world="threads")
-
-
-def two_works(comm):
+@pytest.mark.usefixtures("streams_as_on_a_gpu")
+@harness.on(2, world="threads")
+def test_an_error_is_raised_by_its_own_work(comm):
     good = comm.all_reduce(emulated.array(np.ones(5)), async_op=True)
     bad = comm.all_reduce(emulated.array(np.ones(4 + comm.rank)), async_op=True)
     time.sleep(SHORT)
@@ -185,11 +177,6 @@ def two_works(comm):
     assert_same(good.wait(), np.full(5, float(comm.size)))
     again = comm.all_reduce(emulated.array(np.ones(5)), async_op=True)
     assert_same(again.synchronize(), np.full(5, float(comm.size)))
-
-
-@pytest.mark.usefixtures("streams_as_on_a_gpu")
-def test_an_error_is_raised_by_its_own_work():
-    harness.run(two_works, 2, world="threads")
 
 
 def aborting(comm):
@@ -261,7 +248,8 @@ def test_synchronize_has_a_timeout():
     run_threads(too_long, [Communicator(end) for end in ends])
 
 
-def with_a_child(comm):
+@harness.on(2, world="processes")
+def test_a_forked_child_exits_at_once_without_effect(comm):
     emulated.EmulatedDevice.blocking = False
     work, gate = behind_a_gate(comm)
     child = os.fork()
@@ -272,10 +260,6 @@ def with_a_child(comm):
     gate.open()
     emulated.EmulatedDevice.blocking = True
     assert_same(work.wait(), np.full(5, float(comm.size)))
-
-
-def test_a_forked_child_exits_at_once_without_effect():
-    harness.run(with_a_child, 2, world="processes")
 
 
 def closed_by_a_handler(comm):

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.usefixtures("streams_as_on_a_gpu")
 SHORT = 0.3  # seconds, of a wait that times out
 
 
-def captured(comm):
+@harness.on(3, world="threads")
+def test_calls_are_captured_and_replayed(comm):
     connected(comm)
     stream = emulated.Stream()
     x, other, warm = (emulated.array(np.full(length, 1.0)) for length in (700, 5, 700))
@@ -49,11 +50,8 @@ def captured(comm):
     comm.barrier()
 
 
-def test_calls_are_captured_and_replayed():
-    harness.run(captured, 3, world="threads")
-
-
-def captured_twice(comm):
+@harness.on(2, world="threads")
+def test_calls_in_two_captures_at_once_are_refused(comm):
     connected(comm)
     x = emulated.array(np.ones(5))
     first, second = emulated.Stream(), emulated.Stream()
@@ -68,10 +66,6 @@ def captured_twice(comm):
     first.synchronize()
     assert_same(x, np.full(5, float(comm.size)))
     comm.barrier()
-
-
-def test_calls_in_two_captures_at_once_are_refused():
-    harness.run(captured_twice, 2, world="threads")
 
 
 def replayed_alone(comm):
@@ -129,7 +123,8 @@ def test_a_replay_does_not_wait_for_a_peer_that_is_gone():
         ringcomm.launch(replayed_without_a_dead_peer, 2, world="processes", timeout=harness.OPERATION)
 
 
-def in_a_broken_capture(comm):
+@harness.on(2, world="threads")
+def test_a_call_in_a_capture_that_has_failed_is_refused(comm):
     connected(comm)
     x, stream = emulated.array(np.ones(5)), emulated.Stream()
 
@@ -147,11 +142,8 @@ def in_a_broken_capture(comm):
     assert_same(x, np.full(5, float(comm.size)))
 
 
-def test_a_call_in_a_capture_that_has_failed_is_refused():
-    harness.run(in_a_broken_capture, 2, world="threads")
-
-
-def replayed_after_close(comm):
+@harness.on(2, world="threads")
+def test_a_graph_may_be_replayed_after_its_communicator_is_closed(comm):
     x, stream = emulated.array(np.ones(5000)), emulated.Stream()
     group = comm.split(0)
     with stream:
@@ -165,7 +157,3 @@ def replayed_after_close(comm):
         stream.synchronize()
     assert_same(x, np.full(5000, float(comm.size**3)))
     comm.barrier()
-
-
-def test_a_graph_may_be_replayed_after_its_communicator_is_closed():
-    harness.run(replayed_after_close, 2, world="threads")

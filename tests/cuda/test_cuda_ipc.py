@@ -73,7 +73,8 @@ def test_the_device_is_told_how_many_ranks_share_it_and_the_least_multiprocessor
     assert told == [(3, 7)] * 3
 
 
-def like_the_cpu(comm):
+@harness.on(3)
+def test_all_reduce_below_the_ring_threshold_has_the_bits_of_the_cpu(comm):
     shape = emulated.device.shape
     dtypes, ops = ("float16", "bfloat16", "float32", "complex64"), ("sum", "avg", "prod", premul_sum(0.3))
     for size in (16, shape.line_bytes + 16, shape.channels * shape.stage_bytes, 4 * shape.channels * shape.stage_bytes):
@@ -83,11 +84,8 @@ def like_the_cpu(comm):
             assert_same(comm.all_reduce(x, op), reduced(inputs, op), f"{size} B {dtype} {op}")
 
 
-def test_all_reduce_below_the_ring_threshold_has_the_bits_of_the_cpu(world):
-    harness.run(like_the_cpu, 3, world=world)
-
-
-def messages(comm):
+@harness.on(3)
+def test_point_to_point_between_devices_and_host_memory(comm):
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for length in (0, 1, 300_001):
         x, out = emulated.array(np.arange(length) + comm.rank), emulated.empty(length, np.int64)
@@ -105,11 +103,8 @@ def messages(comm):
         comm.barrier()
 
 
-def test_point_to_point_between_devices_and_host_memory(world):
-    harness.run(messages, 3, world=world)
-
-
-def buffers(comm):
+@harness.on(3)
+def test_empty_allocates_on_the_device(comm):
     x = comm.empty((3, 5), "float32", device="emulated")
     assert isinstance(x, emulated.Array)
     assert_same(x, np.zeros((3, 5), np.float32))
@@ -122,11 +117,8 @@ def buffers(comm):
         comm.empty(1, "int8", device="gpu")
 
 
-def test_empty_allocates_on_the_device(world):
-    harness.run(buffers, 3, world=world)
-
-
-def mixed(comm):
+@harness.on(4)
+def test_invalid_arrays_are_refused_and_subgroups_work(comm):
     x, host = emulated.array(np.ones(5)), np.empty(5)
     with pytest.raises(ArgumentError, match="emulated"):
         comm.all_reduce(x, out=host)
@@ -141,11 +133,8 @@ def mixed(comm):
     comm.barrier()
 
 
-def test_invalid_arrays_are_refused_and_subgroups_work(world):
-    harness.run(mixed, 4, world=world)
-
-
-def on_a_stream(comm):
+@harness.on(3)
+def test_a_call_runs_after_the_work_queued_on_its_stream(comm):
     x = emulated.array(np.zeros(10_000))
     stream, gate = emulated.Stream(), Gate()
     gate.hold(stream)
@@ -159,11 +148,9 @@ def on_a_stream(comm):
     assert_same(x, np.full(10_000, sum(range(comm.size)), float))
 
 
-def test_a_call_runs_after_the_work_queued_on_its_stream(world):
-    harness.run(on_a_stream, 3, world=world)
-
-
-def launched_only(comm):
+@pytest.mark.usefixtures("streams_as_on_a_gpu")
+@harness.on(3, world="threads")
+def test_calls_return_after_their_launch_and_synchronize_waits(comm):
     comm.all_reduce(emulated.array(np.ones(1)))  # connects the GPUs
     x = emulated.array(np.ones(10_000))
     gate = Gate()
@@ -183,12 +170,8 @@ def launched_only(comm):
     assert_same(y, result)
 
 
-@pytest.mark.usefixtures("streams_as_on_a_gpu")
-def test_calls_return_after_their_launch_and_synchronize_waits():
-    harness.run(launched_only, 3, world="threads")
-
-
-def open_and_close(comm):
+@harness.on(3, world="processes")
+def test_closed_groups_free_their_memory(comm):
     gc.collect()
     before = mappings()
     for _ in range(10):
@@ -197,11 +180,8 @@ def open_and_close(comm):
             until(lambda: mappings() == before + comm.size, "those before are freed")
 
 
-def test_closed_groups_free_their_memory():
-    harness.run(open_and_close, 3, world="processes")
-
-
-def closed_but_referenced(comm):
+@harness.on(2, world="processes")
+def test_a_closed_group_frees_its_memory_while_its_object_lives(comm):
     gc.collect()
     before, blocking = mappings(), emulated.EmulatedDevice.blocking
     emulated.EmulatedDevice.blocking = False
@@ -216,20 +196,13 @@ def closed_but_referenced(comm):
         emulated.EmulatedDevice.blocking = blocking
 
 
-def test_a_closed_group_frees_its_memory_while_its_object_lives():
-    harness.run(closed_but_referenced, 2, world="processes")
-
-
-def barrier_after_launches(comm):
+@pytest.mark.usefixtures("streams_as_on_a_gpu")
+@harness.on(2, world="threads")
+def test_a_barrier_waits_for_all_launches(comm):
     work, gate = behind_a_gate(comm)
     threading.Timer(SHORT, gate.open).start()
     comm.barrier()
     assert work.done()
-
-
-@pytest.mark.usefixtures("streams_as_on_a_gpu")
-def test_a_barrier_waits_for_all_launches():
-    harness.run(barrier_after_launches, 2, world="threads")
 
 
 @pytest.fixture

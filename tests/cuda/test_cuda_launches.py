@@ -25,7 +25,8 @@ LENGTHS = (1, 50, 300, 5000)  # for all_reduce on 3 ranks every kernel of it
 SHORT = 0.3  # seconds, of a wait that times out
 
 
-def without_python(comm):
+@harness.on(3, world="threads")
+def test_plain_calls_are_launched_without_python(comm):
     connected(comm)
     rank, size = comm.rank, comm.size
     called = group.CudaGroup.call
@@ -67,10 +68,6 @@ def without_python(comm):
         group.CudaGroup.call = called
 
 
-def test_plain_calls_are_launched_without_python():
-    harness.run(without_python, 3, world="threads")
-
-
 def blocks_kept(comm):
     x = emulated.array(np.ones(8, np.float32))
     for _ in range(100):
@@ -88,7 +85,8 @@ def test_a_plain_call_keeps_no_objects():
     assert max(harness.run(blocks_kept, 2, world="threads")) < 20  # of 200 calls
 
 
-def without_events(comm):
+@harness.on(1, world="threads")
+def test_calls_on_one_stream_record_no_events(comm):
     x, own, work = emulated.array(np.ones(8)), emulated.Stream(), []
     comm.all_reduce(x)  # connects
     for stream in (emulated.device.stream(), own):  # to the second one it changes once
@@ -103,11 +101,8 @@ def without_events(comm):
     comm.barrier()
 
 
-def test_calls_on_one_stream_record_no_events():
-    harness.run(without_events, 1, world="threads")
-
-
-def from_stream_to_stream(comm):
+@harness.on(3, world="threads")
+def test_calls_follow_one_another_from_stream_to_stream(comm):
     connected(comm)
     x = emulated.array(np.full(3000, 1.0))
     gate = Gate()
@@ -128,11 +123,8 @@ def from_stream_to_stream(comm):
     comm.barrier()
 
 
-def test_calls_follow_one_another_from_stream_to_stream():
-    harness.run(from_stream_to_stream, 3, world="threads")
-
-
-def overlapping(comm):
+@harness.on(2, world="threads")
+def test_an_async_call_does_not_wait_for_later_work_of_the_program(comm):
     connected(comm)
     x, gate = emulated.array(np.full(100, 1.0)), Gate()
     current = emulated.device.stream()
@@ -145,11 +137,8 @@ def overlapping(comm):
     comm.barrier()
 
 
-def test_an_async_call_does_not_wait_for_later_work_of_the_program():
-    harness.run(overlapping, 2, world="threads")
-
-
-def on_a_dropped_stream(comm):
+@harness.on(2, world="threads")
+def test_the_stream_of_a_call_may_be_dropped_at_once(comm):
     connected(comm)
     x, warm, gate = emulated.array(np.full(3000, 1.0)), emulated.array(np.ones(3000)), Gate()
     comm.all_reduce(warm)  # loads the kernel for this size: the calls that follow take the fast path
@@ -170,11 +159,8 @@ def on_a_dropped_stream(comm):
     comm.barrier()
 
 
-def test_the_stream_of_a_call_may_be_dropped_at_once():
-    harness.run(on_a_dropped_stream, 2, world="threads")
-
-
-def many(comm):
+@harness.on(2, world="threads")
+def test_a_program_that_is_far_ahead_waits(comm):
     connected(comm)
     x, gate = emulated.array(np.full(8, 1.0)), Gate()
     counts = [1, 2]
@@ -191,11 +177,8 @@ def many(comm):
     comm.barrier()
 
 
-def test_a_program_that_is_far_ahead_waits():
-    harness.run(many, 2, world="threads")
-
-
-def loading_late(comm):
+@harness.on(2, world="processes")
+def test_loads_that_wait_for_kernels_do_not_wait_for_each_other(comm):
     """Load kernels while others are in flight; a load waits for these, as it may on a GPU."""
     groups, x = [comm.split(0) for _ in range(2)], emulated.array(np.full(5, 1.0))
     image, blocking = emulated.EmulatedDevice._image, emulated.EmulatedDevice.blocking
@@ -223,11 +206,8 @@ def loading_late(comm):
         each.close()
 
 
-def test_loads_that_wait_for_kernels_do_not_wait_for_each_other():
-    harness.run(loading_late, 2, world="processes")
-
-
-def different_after_the_wait(comm):
+@harness.on(3, world="threads")
+def test_a_mismatch_after_a_wait_is_raised_by_a_later_call(comm):
     connected(comm)
     x, gate = emulated.array(np.ones(5)), Gate()
     with emulated.Stream() as stream:
@@ -242,10 +222,6 @@ def different_after_the_wait(comm):
     assert_same(x, np.full(5, float(comm.size)))
 
 
-def test_a_mismatch_after_a_wait_is_raised_by_a_later_call():
-    harness.run(different_after_the_wait, 3, world="threads")
-
-
 class PerThread:
     """CUDA's default stream of each thread, as CuPy can use it."""
 
@@ -253,7 +229,8 @@ class PerThread:
     add = emulated.Stream.add
 
 
-def on_streams_of_threads(comm):
+@harness.on(2, world="threads")
+def test_the_default_streams_of_two_threads_are_two_streams(comm):
     connected(comm)
     x, gate, late = emulated.array(np.ones(5)), Gate(), threading.Event()
 
@@ -273,10 +250,6 @@ def on_streams_of_threads(comm):
     comm.synchronize()
     assert_same(x, np.full(5, float(comm.size**2)))
     comm.barrier()
-
-
-def test_the_default_streams_of_two_threads_are_two_streams():
-    harness.run(on_streams_of_threads, 2, world="threads")
 
 
 def ahead_of_the_dead(comm):

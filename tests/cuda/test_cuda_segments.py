@@ -78,7 +78,8 @@ def open_here():
     segments.open_segments(emulated.device)
 
 
-def sums(world):
+@harness.on(3, world="processes")
+def test_calls_on_segments_of_all_ranks_copy_nothing_first(world):
     open_here()
     comm = world.split(0)
     comm.barrier()
@@ -98,11 +99,8 @@ def sums(world):
     assert is_symmetric(comm, large)
 
 
-def test_calls_on_segments_of_all_ranks_copy_nothing_first():
-    harness.run(sums, 3, world="processes")
-
-
-def late(world):
+@harness.on(3, world="processes")
+def test_a_rank_shares_segments_without_waiting_for_the_others(world):
     open_here()
     comm = world.split(0)
     x = taken()
@@ -118,11 +116,8 @@ def late(world):
     assert is_symmetric(comm, x)
 
 
-def test_a_rank_shares_segments_without_waiting_for_the_others():
-    harness.run(late, 3, world="processes")
-
-
-def slow_to_answer(world):
+@harness.on(3, world="processes")
+def test_a_rank_shares_segments_without_waiting_for_a_peer_that_sends_its_descriptor_late(world):
     open_here()
     comm = world.split(0)
     x = taken()
@@ -146,11 +141,8 @@ def slow_to_answer(world):
     assert is_symmetric(comm, x)
 
 
-def test_a_rank_shares_segments_without_waiting_for_a_peer_that_sends_its_descriptor_late():
-    harness.run(slow_to_answer, 3, world="processes")
-
-
-def refused(world):
+@harness.on(3, world="processes")
+def test_segments_that_a_rank_cannot_map_take_the_usual_path(world):
     open_here()
     comm = world.split(0)
     x = taken()
@@ -165,11 +157,8 @@ def refused(world):
     emulated.configure()
 
 
-def test_segments_that_a_rank_cannot_map_take_the_usual_path():
-    harness.run(refused, 3, world="processes")
-
-
-def failing(world):
+@harness.on(3, world="processes")
+def test_a_failure_of_one_segment_leaves_later_ones_symmetric(world):
     open_here()
     comm = world.split(0)
     first, second = taken(), taken()
@@ -197,10 +186,6 @@ def failing(world):
     assert not found._buffers
     comm.barrier()
     del second
-
-
-def test_a_failure_of_one_segment_leaves_later_ones_symmetric():
-    harness.run(failing, 3, world="processes")
 
 
 def closed_by_a_handler(comm):

@@ -29,7 +29,8 @@ def buffer_of(comm, values, rows=0):
     return x
 
 
-def sums(comm):
+@harness.on(3)
+def test_an_all_reduce_of_symmetric_buffers_has_the_bits_of_the_cpu(comm):
     for dtype, op in (("float32", "sum"), ("bfloat16", "avg")):
         inputs = inputs_of(comm, MANY // 2, dtype)
         x = buffer_of(comm, inputs[comm.rank])
@@ -49,11 +50,8 @@ def sums(comm):
         assert_same(comm.all_reduce(z, op), plain)
 
 
-def test_an_all_reduce_of_symmetric_buffers_has_the_bits_of_the_cpu(world):
-    harness.run(sums, 3, world=world)
-
-
-def shares(comm):
+@harness.on(3)
+def test_a_reduce_scatter_of_symmetric_buffers_has_the_bits_of_the_cpu(comm):
     inputs = inputs_of(comm, 6000 * comm.size)
     x = buffer_of(comm, inputs[comm.rank])
     expected = np.split(reduced(inputs, "sum"), comm.size)[comm.rank]
@@ -65,11 +63,8 @@ def shares(comm):
     assert_same(comm.reduce_scatter(x, counts=rows), expected)
 
 
-def test_a_reduce_scatter_of_symmetric_buffers_has_the_bits_of_the_cpu(world):
-    harness.run(shares, 3, world=world)
-
-
-def blocks(comm):
+@harness.on(3)
+def test_blocks_move_between_symmetric_buffers(comm):
     inputs = inputs_of(comm, 6000 * comm.size)
     own = slice(6000 * comm.rank, 6000 * (comm.rank + 1))
     x = buffer_of(comm, inputs[comm.rank])
@@ -81,11 +76,8 @@ def blocks(comm):
     assert_same(comm.all_to_all(x, out=x), expected)
 
 
-def test_blocks_move_between_symmetric_buffers(world):
-    harness.run(blocks, 3, world=world)
-
-
-def drop_buffers(comm):
+@harness.on(3, world="processes")
+def test_buffers_that_no_rank_uses_are_freed(comm):
     comm.empty(1, "int8", device="emulated")
     views = []
     for _ in range(3):
@@ -115,10 +107,6 @@ def drop_buffers(comm):
     assert after_the_next() == before - 3 * comm.size
 
 
-def test_buffers_that_no_rank_uses_are_freed():
-    harness.run(drop_buffers, 3, world="processes")
-
-
 def too_large(comm):
     with pytest.raises(MemoryShortage, match=r"empty\(\(7777,\), int8, emulated\): no more"):
         comm.empty(7777, "int8", device="emulated")
@@ -140,7 +128,8 @@ def test_a_shortage_on_one_rank_is_raised_on_all(monkeypatch):
     harness.run(too_large, 3, world="threads")
 
 
-def many(comm):
+@harness.on(2, world="processes")
+def test_buffers_are_freed_although_one_rank_keeps_many_others(comm):
     with patch.object(symmetric, "MAX_RELEASED", 2):
         keep_some(comm)
 
@@ -159,11 +148,8 @@ def keep_some(comm):
     assert len(kept) == 4 * (comm.rank > 0)
 
 
-def test_buffers_are_freed_although_one_rank_keeps_many_others():
-    harness.run(many, 2, world="processes")
-
-
-def again(comm):
+@harness.on(2, world="processes")
+def test_dropped_memory_is_available_to_the_next_buffer(comm):
     limit = 1 << 20
     allocate, held = emulated.EmulatedDevice.allocate, []
 
@@ -187,10 +173,6 @@ def again(comm):
         del x
         gc.collect()
         assert comm.empty(limit, "int8", device="emulated").size == limit
-
-
-def test_dropped_memory_is_available_to_the_next_buffer():
-    harness.run(again, 2, world="processes")
 
 
 def test_an_impossible_size_is_a_shortage_with_figures():

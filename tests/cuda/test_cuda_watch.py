@@ -47,7 +47,8 @@ def test_the_end_of_the_watching_thread_is_a_failure(monkeypatch, caplog):
     caplog.clear()  # tracebacks, which would keep memory alive
 
 
-def called_back(comm):
+@harness.on(1, world="threads")
+def test_the_end_of_a_call_is_noticed_soon_after_a_time_without_calls(comm):
     """Count how often the watching thread asks the driver before it notices the end of a call."""
     connected(comm)
     x = emulated.array(np.ones(5))
@@ -69,11 +70,8 @@ def called_back(comm):
     assert any(soon() for _ in range(50))  # the machine may be busy
 
 
-def test_the_end_of_a_call_is_noticed_soon_after_a_time_without_calls():
-    harness.run(called_back, 1, world="threads")
-
-
-def asleep(comm):
+@harness.on(1, world="threads")
+def test_the_watching_thread_sleeps_without_calls_until_one_comes(comm):
     connected(comm)
     x = emulated.array(np.ones(5))
     (thread,) = (thread for thread in threading.enumerate() if thread.name == "ringcomm GPU")
@@ -98,10 +96,6 @@ def asleep(comm):
     assert ended.wait(harness.OPERATION)
     assert wakes() > before
     work.wait()
-
-
-def test_the_watching_thread_sleeps_without_calls_until_one_comes():
-    harness.run(asleep, 1, world="threads")
 
 
 def check_until_it_fails(comm, errors):

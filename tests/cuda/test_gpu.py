@@ -125,7 +125,9 @@ def test_bfloat16_of_torch_is_reduced(kind):
     harness.run(bfloat16, 2, kind)
 
 
-def streams(comm, kind):
+@everywhere
+@harness.on(2, world="processes")
+def test_calls_on_different_streams_run_one_after_the_other(comm, kind):
     gpu = kind(comm.rank)
     x = gpu.array(np.ones(200_000, np.float32))
     gpu.synchronize()
@@ -137,11 +139,6 @@ def streams(comm, kind):
         work.wait()
     x += 1  # on the current stream, which waits
     assert_array_equal(gpu.values(x), np.full(200_000, comm.size**4 + 1, np.float32))
-
-
-@everywhere
-def test_calls_on_different_streams_run_one_after_the_other(kind):
-    harness.run(streams, 2, kind)
 
 
 def symmetric(comm, kind, length):
@@ -171,7 +168,9 @@ def test_symmetric_buffers_are_accessed_directly(kind, length):
     harness.run(symmetric, 2, kind, length)
 
 
-def among_kernels(comm, kind):
+@everywhere
+@harness.on(2, world="processes")
+def test_calls_are_ordered_with_the_kernels_of_a_stream(comm, kind):
     gpu = kind(comm.rank)
     x = gpu.array(np.zeros(1_000_000, np.float32))
     gpu.synchronize()
@@ -184,11 +183,8 @@ def among_kernels(comm, kind):
 
 
 @everywhere
-def test_calls_are_ordered_with_the_kernels_of_a_stream(kind):
-    harness.run(among_kernels, 2, kind)
-
-
-def different(comm, kind):
+@harness.on(2, world="processes")
+def test_a_mismatch_names_the_calls_and_the_group_stays_usable(comm, kind):
     gpu = kind(comm.rank)
     for length, other in ((4, 5), (100_000, 4), (4, 100_000)):
         x = gpu.array(np.ones(other if comm.rank else length))
@@ -196,11 +192,6 @@ def different(comm, kind):
             complete(comm, gpu, x)
         assert_array_equal(gpu.values(x), np.ones(len(x)))
     assert_array_equal(gpu.values(comm.all_reduce(gpu.array(np.ones(7)))), np.full(7, float(comm.size)))
-
-
-@everywhere
-def test_a_mismatch_names_the_calls_and_the_group_stays_usable(kind):
-    harness.run(different, 2, kind)
 
 
 def late(comm, kind):

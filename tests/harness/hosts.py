@@ -39,10 +39,7 @@ PORT = """
 ip link add port$0 index 100$0 type veth peer name eth0 index 2000 netns $1
 ip link set port$0 master eth0 up
 """
-# A single TCP stream then reaches 95 % of 1 Gbit/s, the rest being headers; with a burst of 64 KB it is 85 %. The queue
-# is longer than the TCP window, so no packet is dropped.
 LINK_END = """
-[ -z "$1" ] || tc qdisc add dev eth0 root tbf rate "$1" burst 128kb latency 50ms
 ip address add "$0/24" dev eth0
 ip link set eth0 up
 """
@@ -123,16 +120,10 @@ class Hosts:
         self.jobs.callback(pool.kill)
         return pool
 
-    def mpirun(self, *words, timeout=pools.JOB, **options):
-        """Run ranks on each host to their end; return the completed mpirun, with its output."""
-        job = self.start(*words, **options, stderr=subprocess.PIPE)
-        out, err = job.communicate(timeout=timeout)
-        return subprocess.CompletedProcess(job.args, job.returncode, out, err)
-
 
 @contextmanager
-def several_hosts(count, limit=""):
-    """Make hosts; two are joined by a link with the bandwidth `limit`, such as "1gbit", in each direction."""
+def several_hosts(count):
+    """Make hosts, joined by a link or a switch."""
     with ExitStack() as processes:
         hosts = []
         for name in NAMES[:count]:
@@ -146,7 +137,7 @@ def several_hosts(count, limit=""):
             for port, host in enumerate(others):
                 a.run(PORT, port, host.pid)
         for host, address in zip(hosts, ADDRESSES, strict=False):
-            host.run(LINK_END, address, limit)
+            host.run(LINK_END, address)
         for host in hosts:
             host.run(LINK_IS_UP)
         try:
@@ -165,11 +156,11 @@ def why_not(library):
 
 @functools.cache
 def why_no_hosts():
-    missing = [program for program in ("unshare", "nsenter", "ip", "tc") if not shutil.which(program)]
+    missing = [program for program in ("unshare", "nsenter", "ip") if not shutil.which(program)]
     if missing:
         return f"not found: {', '.join(missing)}"
     try:
-        with two_hosts("1gbit"):
+        with two_hosts():
             return None
     except OSError as failure:
         return f"no namespaces: {failure}"

@@ -15,6 +15,8 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+import pytest
+
 import ringcomm
 
 OPERATION = 20.0  # seconds
@@ -33,26 +35,39 @@ def run(fn, size, *args, world="processes", settings=()):
     return run_in_pool((size, *settings), lambda: Pool(size, settings), fn, args)
 
 
-def on(size, world=None):
-    """Make a test of a function that each rank calls: in worlds of both kinds (the fixture `world`), or in one kind.
+def on(*sizes, world=None):
+    """Make a test of a function that each rank calls, in worlds of these sizes: of both kinds (the fixture), or of one.
 
     What the function takes besides its communicator are parameters and fixtures of the test.
     """
+    names = ["size"] * (len(sizes) > 1) + ["world"] * (world is None)
+
+    def start(test, place, args):
+        run(call, place.get("size", sizes[0]), test, *args, world=place.get("world", world))
 
     def test_of(fn):
-        _, *own = inspect.signature(fn).parameters.values()
-
-        @wraps(fn)
-        def test(**given):
-            where = world or given["world"]
-            run(call, size, test, *(given[each.name] for each in own), world=where)
-
-        kinds = [] if world else [inspect.Parameter("world", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-        test.__signature__ = inspect.Signature([*kinds, *own])
-        test.on_rank = fn
-        return test
+        test = made_test(fn, names, start)
+        return pytest.mark.parametrize("size", sizes)(test) if "size" in names else test
 
     return test_of
+
+
+def made_test(fn, names, start, first=1):
+    """Make a test of a function of the ranks, by `start(test, {name: value}, args)`.
+
+    The test takes `names`, which say where the ranks are, and the parameters of `fn` without the `first` ones.
+    """
+    own = [*inspect.signature(fn).parameters.values()][first:]
+
+    @wraps(fn)
+    def test(**given):
+        start(test, {name: given[name] for name in names}, [given[each.name] for each in own])
+
+    more = [name for name in names if name not in {each.name for each in own}]
+    places = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in more]
+    test.__signature__ = inspect.Signature([*places, *own])
+    test.on_rank = fn
+    return test
 
 
 def call(comm, test, *args):

@@ -25,16 +25,11 @@ def on(*sizes, backends=("ringcomm",)):
     """
     worlds = [(size, backends[0]) for size in sizes] + [(max(sizes), backend) for backend in backends[1:]]
 
+    def start(test, place, args):
+        run(test, place["size"], *args, backend=place["backend"])
+
     def test_of(fn):
-        own = inspect.signature(fn).parameters
-
-        @wraps(fn)
-        def test(size, backend, **arguments):
-            run(test, size, *(arguments[name] for name in own), backend=backend)
-
-        mine = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("size", "backend")]
-        test.__signature__ = inspect.Signature([*mine, *own.values()])
-        test.on_rank = fn
+        test = pools.made_test(fn, ("size", "backend"), start, first=0)
         names = [f"{backend}-{size}" for size, backend in worlds]
         return pytest.mark.parametrize(("size", "backend"), worlds, ids=names)(test)
 

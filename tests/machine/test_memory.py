@@ -104,10 +104,3 @@ def test_a_limit_of_the_process_is_named(name):
     found = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, check=True).stdout
     assert name in found
     assert 60 <= int(found.split()[0]) <= 64
-
-
-@pytest.mark.slow
-def test_ringcomm_can_be_imported_without_the_resource_module():
-    """Other systems than Linux refuse only to start ranks."""
-    code = "import sys; sys.modules['resource'] = None; import ringcomm"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -60,13 +60,7 @@ def test_another_error_at_the_start_of_a_process_is_left_alone():
         raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 
 
-def test_an_error_of_the_library_at_the_start_of_a_process_is_left_alone():
-    with without_threads(), pytest.raises(RingcommError) as refused, starting("rank 0"):
-        start_thread("ringcomm input", print)
-    assert str(refused.value) == f"cannot start the thread 'ringcomm input' (can't start new thread): {LIMITS}"
-
-
-@harness.on(2, "processes")
+@harness.on(2, world="processes")
 def test_a_thread_of_the_core_is_named_and_the_communicator_is_usable(comm):
     group = comm.split(0)
     x, peer = np.ones(100_000), (group.rank + 1) % group.size  # a smaller all_reduce needs no thread
@@ -84,7 +78,8 @@ def test_a_thread_of_the_core_is_named_and_the_communicator_is_usable(comm):
     group.close()
 
 
-def measure_with_one_thread(_):
+@harness.on(1, world="processes")
+def test_a_second_thread_that_is_refused_does_not_end_the_process(comm):  # noqa: ARG001
     ns = ffi.new("uint64_t *")
 
     def measure():
@@ -100,7 +95,3 @@ def measure_with_one_thread(_):
             resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     assert str(error).startswith("cannot start the thread 'ringcomm-probe' (Resource temporarily unavailable)")
     measure()
-
-
-def test_a_second_thread_that_is_refused_does_not_end_the_process():
-    harness.run(measure_with_one_thread, 1)

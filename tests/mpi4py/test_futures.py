@@ -210,28 +210,6 @@ def test_a_canceled_call_is_not_run_and_ends_as_completed(run):
     assert printed == ["True True False", "3 True 9 False False", "CancelledError"]
 
 
-@slow
-def test_no_call_runs_on_a_worker_whose_initializer_failed(run):
-    text = """
-    def refuse():
-        raise OSError("no")
-
-    class Late:
-        def __reduce__(self):  # which submit calls
-            first.exception(20)
-            time.sleep(0.1)  # the pool refuses what else was submitted
-            return int, (3,)
-
-    if __name__ == "__main__":
-        pool = MPIPoolExecutor(initializer=refuse)
-        first = pool.submit(square, 1)
-        late = pool.submit(square, Late())
-        print(type(late.exception(20)).__name__)
-        pool.shutdown()
-    """
-    assert run(2, text, *WORKERS) == ["BrokenExecutor"]
-
-
 # --- Futures made of futures ------------------------------------------------------------------------------------------
 
 

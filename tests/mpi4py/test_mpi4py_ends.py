@@ -99,21 +99,6 @@ def test_finalize_does_not_wait_for_a_rank_that_is_lost(run_program):
     assert sorted(run_program(3, text, status=3).stdout.splitlines()) == ["[0] done", "[2] done"]
 
 
-def test_a_rank_that_calls_another_collective_than_finalize_gets_an_error(run_program):
-    text = """
-        from mpi4py import MPI
-
-        if MPI.COMM_WORLD.rank == 1:
-            try:
-                MPI.COMM_WORLD.allreduce(1)
-            except MPI.Exception as error:
-                print(error)
-        """
-    output = run_program(2, text).stdout
-    assert "different" in output
-    assert "rank 0: close()" in output
-
-
 @pytest.mark.parametrize(
     ("call", "text"),
     [
@@ -277,10 +262,14 @@ def test_finalize_waits_again_after_a_collective_that_did_not_match_it(run_progr
         if world.rank == 1:
             try:
                 world.allreduce(1)
-            except MPI.Exception:
+            except MPI.Exception as error:
+                print(error)
                 world.send("later", 0)
                 time.sleep(0.2)
                 world.send("later", 0)
                 print("sent")
         """
-    assert run_program(2, text).stdout == "[1] sent\n"
+    printed = run_program(2, text).stdout
+    assert "different" in printed
+    assert "rank 0: close()" in printed
+    assert printed.endswith("[1] sent\n")

@@ -137,11 +137,7 @@ def test_a_user_defined_handler_hears_of_errors_of_the_library_and_of_requests()
 
 
 @pytest.mark.parametrize(
-    ("handler", "call"),
-    [
-        ("ERRORS_ARE_FATAL", "Isend(np.zeros(1), 9)"),
-        ("ERRORS_ABORT", "Send(np.zeros(1), -9)"),
-    ],
+    ("handler", "call"), [("ERRORS_ARE_FATAL", "Isend(np.zeros(1), 9)"), ("ERRORS_ABORT", "Send(np.zeros(1), -9)")]
 )
 def test_an_error_that_is_fatal_ends_all_ranks_with_its_code(run_program, handler, call):
     text = f"""

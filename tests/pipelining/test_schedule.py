@@ -10,14 +10,7 @@ import pytest
 
 from ringcomm import ArgumentError
 from ringcomm.commands.cli import main
-from ringcomm.pipelining.schedule import (
-    BACKWARD,
-    FORWARD,
-    SCHEDULES,
-    Action,
-    P2PTransfer,
-    make_schedule,
-)
+from ringcomm.pipelining.schedule import BACKWARD, FORWARD, SCHEDULES, Action, P2PTransfer, make_schedule
 from ringcomm.pipelining.simulation import simulate, transfers, validate
 
 RANKS = (1, 2, 3, 4, 8)

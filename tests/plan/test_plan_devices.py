@@ -37,10 +37,7 @@ def test_a_device_that_is_saved_is_found_again():
     ("change", "words"),
     [
         (("flops = ", "[broken"), "devices.toml is damaged (Expected"),
-        (
-            ("flops = ", "rate = "),
-            "device mine: flops: expected a positive number, got nothing)",
-        ),
+        (("flops = ", "rate = "), "device mine: flops: expected a positive number, got nothing)"),
         (("node = 8", "node = 0"), "device mine: node: expected a positive number, got 0"),
         (("asynchronous = true", "asynchronous = 1"), "device mine: asynchronous: expected bool, got 1"),
         (("tile = [256, 128]", "tile = [256]"), "device mine: tile: expected two positive integers, got (256,)"),

@@ -195,11 +195,7 @@ BUCKET = 1 << 18  # so that stage 2 has many
 
 
 @pytest.mark.parametrize(
-    ("zero", "m", "dtype"),
-    [
-        *((zero, m, torch.bfloat16) for zero in range(4) for m in (1, 2)),
-        (2, 2, torch.float32),
-    ],
+    ("zero", "m", "dtype"), [*((zero, m, torch.bfloat16) for zero in range(4) for m in (1, 2)), (2, 2, torch.float32)]
 )
 @torch_world.on(2)
 def test_the_peak_of_a_step_is_the_planned_memory_within_5_percent(zero, m, dtype):

@@ -16,22 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
-from pretrained_models import (
-    FORMULAS,
-    GPT2,
-    HEADS,
-    IDS,
-    INNER,
-    LAYERS,
-    LLAMA,
-    VOCAB,
-    H,
-    S,
-    drawn,
-    gpt2,
-    read,
-    written,
-)
+from pretrained_models import FORMULAS, GPT2, HEADS, IDS, INNER, LAYERS, LLAMA, VOCAB, H, S, drawn, gpt2, read, written
 
 from harness import torch_world
 from harness.failures import raised

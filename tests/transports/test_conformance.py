@@ -76,8 +76,7 @@ def hosts_of(layout, link):
 
 
 @pytest.mark.parametrize(
-    ("link", "layout"),
-    [*(("sockets", layout) for layout in ("01", "001", "0101", "0123", "01012")), ("ucx", "01")],
+    ("link", "layout"), [*(("sockets", layout) for layout in ("01", "001", "0101", "0123", "01012")), ("ucx", "01")]
 )
 def test_ranks_on_several_hosts_keep_the_contract(link, layout):
     check_transport(partial(connect_threads, hosts_of(layout, link)), [len(layout)])

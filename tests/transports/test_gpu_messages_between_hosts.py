@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import harness
-from cases.between_hosts import run_on
+from cases.between_hosts import on_layouts, run_on
 from cases.gpu_messages import (
     ALL,
     SLOT,
@@ -123,7 +123,8 @@ def test_a_message_waits_for_the_streams_of_both_ends_and_the_program_does_not(s
     run_on("01", behind_gates, size, threading.Event())
 
 
-def stuck(comm):
+@on_layouts("01")
+def test_a_message_on_a_stuck_stream_holds_up_no_other(comm):
     """A message whose stream does not go on holds up no other."""
     other, gate = 1 - comm.rank, Gate()
     late, x = emulated.Stream(), device_array(2 * ALL, comm.rank)
@@ -142,14 +143,12 @@ def stuck(comm):
     assert_same(held, values(2 * ALL, other))
 
 
-def test_a_message_on_a_stuck_stream_holds_up_no_other():
-    run_on("01", stuck)
-
-
 # --- Failures and ends ------------------------------------------------------------------------------------------------
 
 
-def late_end(comm, who):
+@pytest.mark.parametrize("who", ["rank", "stream"])
+@on_layouts("01")
+def test_a_message_that_is_not_received_in_time(comm, who):
     """Rank 1 does not receive, or its stream does not come to the receive."""
     x, gate = device_array(2 * ALL, 0), Gate()
     if comm.rank == 0:
@@ -164,11 +163,6 @@ def late_end(comm, who):
         if work:
             raised(CollectiveTimeout, work.wait)
     assert_same(x, values(2 * ALL, 0))
-
-
-@pytest.mark.parametrize("who", ["rank", "stream"])
-def test_a_message_that_is_not_received_in_time(who):
-    run_on("01", late_end, who)
 
 
 def error_of(work):
@@ -198,7 +192,8 @@ def test_a_rank_ends_in_the_middle_of_large_messages(end):
     run_on("01", ended, end, threading.Barrier(2))
 
 
-def closed_early(comm):
+@on_layouts("01")
+def test_a_sender_may_close_before_its_message_is_received(comm):
     """What is sent before a rank closes is received all the same."""
     group, x = comm.split(0), device_array(SLOT, 1)
     if comm.rank == 0:
@@ -208,10 +203,6 @@ def closed_early(comm):
         synchronize()
         assert_same(out, values(SLOT, 1))
     group.close()
-
-
-def test_a_sender_may_close_before_its_message_is_received():
-    run_on("01", closed_early)
 
 
 def die(comm):

@@ -6,20 +6,19 @@ import numpy as np
 import pytest
 
 import harness
-from cases.between_hosts import run_on
+from cases.between_hosts import on_layouts
 from cases.on_device import Gate
 from cases.reference import assert_same
 from ringcomm.devices import emulated
-
-on_hosts = pytest.mark.parametrize("layout", ["01", "0011"])
-
 
 as_on_a_gpu = pytest.mark.usefixtures("streams_as_on_a_gpu")
 pytestmark = pytest.mark.usefixtures("small_chunks")
 SHORT = 0.2  # seconds in which nothing must happen
 
 
-def behind_a_gate(comm):
+@as_on_a_gpu
+@on_layouts("01", "0011")
+def test_an_asynchronous_call_does_not_block_the_host(comm):
     x, gate = emulated.array(np.zeros(1000)), Gate()
     late = threading.Timer(harness.OPERATION / 4, gate.open)  # so that a call that blocks ends
     late.start()
@@ -37,13 +36,9 @@ def behind_a_gate(comm):
     assert_same(rows, np.full((comm.size, 5), float(total)))
 
 
-@on_hosts
 @as_on_a_gpu
-def test_an_asynchronous_call_does_not_block_the_host(layout):
-    run_on(layout, behind_a_gate)
-
-
-def overwrite_what_is_read(comm):
+@on_layouts("01", "0011")
+def test_a_result_does_not_overtake_what_the_program_reads(comm):
     """Scatter into an array that the program reads before; nothing of it is given by this rank."""
     out, seen, gate, called = emulated.array(np.full(1000, -1.0)), [], Gate(), threading.Event()
     x = emulated.array(np.arange(1000.0 * comm.size)) if comm.rank == 0 else None
@@ -62,13 +57,9 @@ def overwrite_what_is_read(comm):
     assert_same(out, np.arange(1000.0) + 1000 * comm.rank)
 
 
-@on_hosts
 @as_on_a_gpu
-def test_a_result_does_not_overtake_what_the_program_reads(layout):
-    run_on(layout, overwrite_what_is_read)
-
-
-def keep_the_order(comm):
+@on_layouts("01", "0011")
+def test_no_call_overtakes_a_queued_one(comm):
     """Queue a call of a GPU behind a gate, on one rank only, and make others that must not overtake it."""
     total = float(sum(range(1, comm.size + 1)))
     for number in range(3):
@@ -94,13 +85,8 @@ def keep_the_order(comm):
             assert_same(work.wait(), np.full(500, total))
 
 
-@on_hosts
-@as_on_a_gpu
-def test_no_call_overtakes_a_queued_one(layout):
-    run_on(layout, keep_the_order)
-
-
-def wait_in_callbacks(comm):
+@on_layouts("0011")
+def test_a_callback_may_wait_for_another_call(comm):
     x, order, ended = emulated.array(np.ones(500)), [], threading.Event()
 
     def first(_):
@@ -110,7 +96,3 @@ def wait_in_callbacks(comm):
     comm.all_reduce(x, async_op=True).add_done_callback(first)
     assert ended.wait(harness.OPERATION)
     assert order == [float(comm.size**2)]
-
-
-def test_a_callback_may_wait_for_another_call():
-    run_on("0011", wait_in_callbacks)

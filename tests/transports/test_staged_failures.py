@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import harness
-from cases.between_hosts import CHUNK, run_on
+from cases.between_hosts import CHUNK, on_layouts, run_on
 from cases.on_device import Gate
 from cases.reference import assert_same
 from harness.failures import outcomes, raised, until, until_broken
@@ -64,7 +64,9 @@ def test_a_mismatch_of_gpus_that_do_not_reach_each_other():
     harness.run(check_mismatch, 2, world="threads")
 
 
-def check_late(comm, async_op):
+@pytest.mark.parametrize("async_op", [False, True])
+@on_layouts("01", "0011", timeout=1.0)
+def test_a_late_rank_is_named_on_all(comm, async_op):
     comm.all_reduce(large())
     if comm.rank == 1:
         until_broken(comm)
@@ -74,13 +76,9 @@ def check_late(comm, async_op):
     raised(CollectiveTimeout, comm.barrier)
 
 
-@pytest.mark.parametrize("async_op", [False, True])
-@on_hosts
-def test_a_late_rank_is_named_on_all(layout, async_op):
-    run_on(layout, check_late, async_op, timeout=1.0)
-
-
-def check_wait_that_is_too_long(comm):
+@as_on_a_gpu
+@on_layouts("01")
+def test_a_wait_that_is_too_long_breaks_the_group(comm):
     gate, x = Gate(), large()
     with emulated.Stream() as stream:
         if comm.rank == 0:
@@ -89,11 +87,6 @@ def check_wait_that_is_too_long(comm):
     error = raised(CollectiveTimeout, lambda: work.wait(SHORT if comm.rank == 0 else None))
     assert "rank 0 waited 0.2 s" in str(error)
     gate.open()
-
-
-@as_on_a_gpu
-def test_a_wait_that_is_too_long_breaks_the_group():
-    run_on("01", check_wait_that_is_too_long)
 
 
 def check_end(comm, end, started):
@@ -117,7 +110,8 @@ def test_a_call_behind_a_gate_ends(layout, end):
     run_on(layout, check_end, end, threading.Barrier(len(layout)))
 
 
-def check_closed(comm):
+@on_layouts("01", "0011")
+def test_a_closed_communicator_takes_no_call(comm):
     comm.all_reduce(large())
     comm.all_reduce(large(), async_op=True).wait()
     comm.barrier()
@@ -126,11 +120,6 @@ def check_closed(comm):
         error = raised(ArgumentError, lambda async_op=async_op: comm.all_reduce(large(), async_op=async_op))
         assert "this communicator is closed" in str(error)
     comm.close()
-
-
-@on_hosts
-def test_a_closed_communicator_takes_no_call(layout):
-    run_on(layout, check_closed)
 
 
 def check_close_in_the_middle(comm, monkeypatch):
@@ -224,13 +213,10 @@ def test_a_dead_rank_of_another_host_is_named():
             assert result is None or rank == 0, result
 
 
-def check_capture(comm):
+@on_layouts("01")
+def test_a_staged_call_cannot_be_captured(comm):
     stream = emulated.Stream()
     with emulated.capture(stream), stream:
         error = raised(ArgumentError, lambda: comm.all_reduce(emulated.array(np.ones(5))))
     assert "calls staged in host memory, cannot be captured into a CUDA graph" in str(error)
     assert_same(comm.all_reduce(emulated.array(np.ones(5))), np.full(5, float(comm.size)))
-
-
-def test_a_staged_call_cannot_be_captured():
-    run_on("01", check_capture)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import harness
-from cases.between_hosts import AXES, CHUNK, ROUNDED, connect_on, run_on
+from cases.between_hosts import AXES, CHUNK, ROUNDED, connect_on, on_layouts, run_on
 from cases.collectives import PLANS, start
 from cases.collectives import pairwise as pairs_of
 from cases.on_device import OnDevice
@@ -80,7 +80,8 @@ def test_a_second_gpu_of_a_rank_is_refused(layout, monkeypatch):
     run_on(layout, check_one_gpu)
 
 
-def check_sizes(comm):
+@on_layouts(*LAYOUTS)
+def test_sizes_around_a_chunk(comm):
     """Make calls with arrays whose sizes lie around whole chunks."""
     me, size, total = comm.rank + 1, comm.size, sum(range(1, comm.size + 1))
     for more in (-1, 0, 1):
@@ -96,12 +97,8 @@ def check_sizes(comm):
         )
 
 
-@layouts
-def test_sizes_around_a_chunk(layout):
-    run_on(layout, check_sizes)
-
-
-def check_rounded(comm):
+@on_layouts("01", "0011")
+def test_averages_and_rounded_sums(comm):
     for dtype, op in product(("bfloat16", "float32", "complex64"), ("sum", "avg", premul_sum(0.5))):
         inputs = [filled(rank, (1001,), dtype) for rank in range(comm.size)]
         wide = np.complex128 if dtype == "complex64" else np.float64
@@ -115,21 +112,12 @@ def check_rounded(comm):
             np.testing.assert_allclose(np.asarray(root).astype(wide), whole, tolerance, tolerance)
 
 
-@pytest.mark.parametrize("layout", ["01", "0011"])
-def test_averages_and_rounded_sums(layout):
-    run_on(layout, check_rounded)
-
-
-def check_small_floats(comm):
+@on_layouts("01", "0011")
+def test_sums_that_no_cpu_computes_are_refused(comm):
     for count in (10, 10 * CHUNK):
         x = emulated.array(np.ones(count, numpy_dtype("float8_e5m2")))
         assert "float8_e5m2" in str(raised(ArgumentError, lambda x=x: comm.all_reduce(x)))
         assert_same(comm.all_gather(x), np.ones((comm.size, count), x.dtype))
-
-
-@pytest.mark.parametrize("layout", ["01", "0011"])
-def test_sums_that_no_cpu_computes_are_refused(layout):
-    run_on(layout, check_small_floats)
 
 
 # --- What is copied, and when -----------------------------------------------------------------------------------------

@@ -43,9 +43,7 @@ def run(backend, size):
         )
         checkpoint = f"{backend}-checkpoint"
         trainer.fit(
-            model,
-            DataLoader(tiny.dataset(), batch_size=tiny.BATCH),
-            ckpt_path=checkpoint if epochs == 2 else None,
+            model, DataLoader(tiny.dataset(), batch_size=tiny.BATCH), ckpt_path=checkpoint if epochs == 2 else None
         )
         trainer.save_checkpoint(checkpoint)
         losses.append([*model.losses, trainer.callback_metrics["loss_epoch"].item()])

@@ -187,7 +187,7 @@ NO_NUMBERS = {
 }
 
 
-@harness.on(3, "threads")
+@harness.on(3, world="threads")
 def test_an_argument_of_the_wrong_type_is_refused_by_name(comm):
     for name, calls in NO_NUMBERS.items():
         for call in calls if comm.rank == 1 else ():

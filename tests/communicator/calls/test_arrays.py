@@ -62,7 +62,7 @@ def content(x):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@harness.on(2, "processes")
+@harness.on(2, world="processes")
 def test_a_kind_of_array_goes_through_every_collective(comm, kind):
     make, names, new = KINDS[kind]
     for name in names:

@@ -19,7 +19,8 @@ from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MismatchError
 LARGE = 1_000_003
 
 
-def queued(comm):
+@harness.on(1, 2, 4)
+def test_queued_calls_run_in_order_and_before_a_blocking_one(comm):
     for length in (3, LARGE):
         x = np.ones(length, np.int32)
         works = [comm.all_reduce(x, async_op=True) for _ in range(5)]
@@ -30,11 +31,6 @@ def queued(comm):
         assert_same(x, np.full(length, comm.size**6, np.int32))
         assert_same(gathered.result, np.full((comm.size, 2), comm.size**5, np.int32))
         assert moved.wait() is moved.result is works[0].wait() is works[0].result is x
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_queued_calls_run_in_order_and_before_a_blocking_one(size, world):
-    harness.run(queued, size, world=world)
 
 
 @harness.on(3)

@@ -70,17 +70,8 @@ def test_the_shortest_and_longest_arrays_alternate(collective, world):
     harness.run(check, 3, cases, Config().segment_bytes // 4, world=world)
 
 
-def test_pairwise_cases_have_every_pair():
-    cases = pairwise(AXES)
-    assert len(cases) < 100
-    for collective in AXES["collective"]:
-        for name, values in AXES.items():
-            assert {getattr(case, name) for case in cases if case.collective == collective} >= set(
-                values if name != "collective" else [collective]
-            )
-
-
-def single_elements(comm):
+@harness.on(1, 3)
+def test_an_array_without_axes_is_one_element(comm):
     x = np.array(comm.rank + 1.0)
     assert comm.all_reduce(x) is x
     assert_same(x, np.array(comm.size * (comm.size + 1) / 2))
@@ -90,11 +81,6 @@ def single_elements(comm):
         with pytest.raises(ArgumentError):
             divide(x)
     comm.barrier()
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_an_array_without_axes_is_one_element(size, world):
-    harness.run(single_elements, size, world=world)
 
 
 @harness.on(2)

@@ -14,13 +14,12 @@ import harness
 from cases.no_fast_path import NO_FAST_PATH
 from cases.reference import numpy_dtype
 from harness.failures import check_usable, raised
-from ringcomm import Aborted, ArgumentError, premul_sum
+from ringcomm import ArgumentError, premul_sum
 from ringcomm.arrays.adapters import CODES
 from ringcomm.native import NativeFastPath
 from ringcomm.testing import check_transport, connect_threads
 from ringcomm.transports import shm
 from ringcomm.transports.fast_path import FastPath
-from ringcomm.transports.requests import fast_path_with
 from ringcomm.types import COLLECTIVES, DTYPES, PUBLIC
 from ringcomm.work import StartedWork
 
@@ -140,7 +139,7 @@ def test_so_does_a_plain_call_in_the_background(make):
     harness.run(partial(plain_calls, make=make, background=True), 2)
 
 
-@harness.on(2, "processes")
+@harness.on(2, world="processes")
 def test_tensors_of_every_dtype_are_plain(comm):
     comm.broadcast(torch.zeros(1))  # from here on PyTorch's types are known
     for dtype in (getattr(torch, name) for name in DTYPES):
@@ -163,7 +162,7 @@ def same(x, y):
     return torch.equal(x.view(-1).view(torch.uint8), y.view(-1).view(torch.uint8))
 
 
-@harness.on(2, "processes")
+@harness.on(2, world="processes")
 def test_arrays_of_every_dtype_are_plain(comm):
     for name in DTYPES:
         for shape in ((), (0,), (3,), (1, 2, 3)):
@@ -175,7 +174,7 @@ def test_arrays_of_every_dtype_are_plain(comm):
             assert (paths.fast_path, paths.general) == (["broadcast", "all_gather"], [])
 
 
-@harness.on(2, "processes")
+@harness.on(2, world="processes")
 def test_a_call_on_the_fast_path_keeps_no_reference(comm):
     x, y, t, u = zeros(2, 3), zeros(2, 3), torch.zeros(2, 3), torch.zeros(2, 3)
     right = (
@@ -261,7 +260,7 @@ def error_of(call, comm):
     raise AssertionError("the call worked")
 
 
-@harness.on(3, "threads")
+@harness.on(3, world="threads")
 def test_every_refusal_is_the_same_on_both_paths(comm):
     """Rank 1 makes wrong calls, each on both paths; the others do not notice."""
     calls = [call for call, _ in CALLS.values()]
@@ -287,41 +286,6 @@ def test_every_refusal_is_the_same_on_both_paths(comm):
         assert error_of(call, comm) == first
     comm.fast_path = fast_path
     check_usable(comm)
-
-
-def test_the_fast_path_ignores_other_numbers_of_arguments():
-    def call(comm):
-        x = np.zeros(1, F4)
-        comm.broadcast(x)
-        for arguments in ((), (x,), (x, None), (x, None, 0), (x, None, 0, None, 0), (x, None, 0, False, False)):
-            for name in METHODS:
-                assert getattr(comm.fast_path, name)(*arguments) is NotImplemented, (name, arguments)
-        assert comm.fast_path.broadcast(x, None, 0, None, False) is x
-
-    harness.run(call, 1, world="threads")
-
-
-def errors_of_its_own(comm):
-    heard = []
-
-    def fail(error):
-        heard.append(error)
-        raise KeyError("own")
-
-    x, fast_path = np.ones(3), fast_path_with(fail, comm._transport.handle, comm.rank, comm.size)
-    assert fast_path.all_reduce(x, None, "sum", None, False) is x
-    assert (x == comm.size).all()
-    started = fast_path.recv(x, comm.rank, 0, False, None, True)
-    comm.abort("on purpose")
-    for call in (started.wait, lambda: fast_path.barrier(None, False)):
-        with pytest.raises(KeyError):
-            call()
-    assert [type(error) for error in heard] == [Aborted] * 2
-    assert isinstance(raised(Aborted, comm.barrier), Aborted)
-
-
-def test_another_fast_path_may_have_errors_of_its_own():
-    harness.run(errors_of_its_own, 1, world="threads")
 
 
 def test_a_transport_needs_no_fast_path():

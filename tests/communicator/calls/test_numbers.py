@@ -45,7 +45,8 @@ def test_large_arrays_are_summed_in_rank_order_too(size):
     assert all(result == results[0] for result in results)
 
 
-def bytes_as_truth(comm):
+@harness.on(2, 3)
+def test_every_byte_but_0_is_true(comm):
     """Every byte but 0 is true, as in NumPy: an array that C code has filled may hold others than 1."""
     values = np.array([0, 1, 2, 3, 128, 255], np.uint8)
     chosen = np.arange(len(values) ** 3)
@@ -56,11 +57,6 @@ def bytes_as_truth(comm):
         x = inputs[comm.rank].copy()
         expected = combine.reduce([each.view(np.uint8) != 0 for each in inputs])
         assert_same(comm.all_reduce(x, op), expected, op)
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_every_byte_but_0_is_true(size, world):
-    harness.run(bytes_as_truth, size, world=world)
 
 
 def special_values(comm):

@@ -54,7 +54,8 @@ def test_split_forms_groups_by_color_and_key(comm, name):
     comm.barrier()
 
 
-def nested(comm):
+@harness.on(4, 7, world="threads")
+def test_groups_are_split_again_and_outlive_their_parents(comm):
     """Halves of halves, down to single ranks, each used after its parent is closed."""
     group, members = comm.split(0), list(range(comm.size))
     while len(members) > 1:
@@ -68,11 +69,6 @@ def nested(comm):
         assert_same(group.all_reduce(x), np.full(100_000, sum(members)))
     with pytest.raises(ArgumentError, match="closed"):
         smaller.close() or smaller.barrier()
-
-
-@pytest.mark.parametrize("size", [4, 7])
-def test_groups_are_split_again_and_outlive_their_parents(size):
-    harness.run(nested, size, world="threads")
 
 
 @harness.on(2)
@@ -98,7 +94,7 @@ def is_back_to(before):
     return all(left <= was for left, was in zip(footprint(), before, strict=True))
 
 
-@harness.on(2, "processes")
+@harness.on(2, world="processes")
 def test_many_splits_leave_no_memory_descriptor_or_thread(comm):
     def use():
         group = comm.split(0, key=-comm.rank)
@@ -133,7 +129,7 @@ class FailingToOpen:
 
 
 @pytest.mark.parametrize("step", ["reserve", "open"])
-@harness.on(3, "processes")
+@harness.on(3, world="processes")
 def test_a_split_that_fails_on_one_rank_fails_on_all(comm, step):
     """Rank 1 fails with another error than RingcommError: all ranks raise, none waits."""
     patch = {
@@ -163,13 +159,3 @@ def interrupted(comm):
 
 def test_an_interrupt_of_one_rank_in_split_ends_it_on_all():
     assert harness.run(interrupted, 3) == ["rank 1: KeyboardInterrupt", "", "rank 1: KeyboardInterrupt"]
-
-
-@harness.on(2)
-def test_a_fact_that_is_too_long_to_exchange_is_refused(comm):
-    if comm.rank == 1:
-        with pytest.raises(
-            ArgumentError, match="the arguments of split as JSON: expected at most 2048 bytes, got 3002"
-        ):
-            comm._transport._host.all_gather_facts("split", "x" * 3000)
-    comm.barrier()

@@ -256,7 +256,7 @@ def test_four_ranks_may_make_four_different_calls(comm):
     check_usable(comm)
 
 
-@harness.on(32, "threads")
+@harness.on(32, world="threads")
 def test_a_mismatch_names_many_ranks_as_ranges(comm):
     error = raised(MismatchError, comm.barrier if comm.rank == 17 else lambda: comm.all_reduce(np.zeros(1000)))
     assert "rank 17: barrier()" in str(error)

@@ -173,23 +173,7 @@ def test_the_survivors_say_who_was_left_out():
     assert found[3] == found[4] == []
 
 
-def one_sleeps(comm):
-    """Rank 1 does not come to a call: the others time out, and go on without it."""
-    if comm.rank == 1:
-        time.sleep(1.5)
-        raised(CollectiveTimeout, comm.barrier)
-        return str(raised(Aborted, comm.shrink))
-    raised(CollectiveTimeout, lambda: comm.barrier(timeout=0.2))
-    return used(comm.shrink(timeout=0.2), comm)
-
-
-def test_a_rank_that_is_only_slow_is_left_out_after_a_timeout():
-    found, _ = survivors_of(one_sleeps, 3)
-    text = "rank 1 was left out: it called shrink when ranks 0 and 2 had continued without it"
-    assert found == {0: (0, 2), 1: text, 2: (1, 2)}
-
-
-@harness.on(3, "processes")
+@harness.on(3, world="processes")
 def test_ranks_that_wait_in_a_call_come_when_one_calls_shrink(comm):
     group = comm.split(0)
     if group.rank == 0:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import harness
-import ringcomm
 from harness.failures import PROMPT, check_usable, lines_of, outcomes, raised, until, until_broken
 from ringcomm import CollectiveTimeout, launch
 
@@ -286,15 +285,6 @@ def end_a_report_while_a_rank_is_missing(comm):
 def test_a_report_shows_which_rank_each_waiting_rank_waits_for(world, capsys):
     harness.run(end_a_report_while_a_rank_is_missing, 2, world=world)
     assert world == "processes" or "waits for rank 0" in capsys.readouterr().out
-
-
-def multiply_and_report(comm):
-    comm.all_reduce(np.ones(4), ringcomm.premul_sum(2))
-    assert "all_reduce(float64 x 4, premul_sum) epoch 1, done" in lines_of(comm._transport.report(1))[comm.rank]
-
-
-def test_a_report_omits_the_factor_of_premul_sum():
-    launch(multiply_and_report, 2, world="threads", timeout=harness.OPERATION)
 
 
 def report_what_runs(comm):

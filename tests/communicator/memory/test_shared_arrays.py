@@ -53,7 +53,8 @@ def test_collectives_on_shared_arrays_are_exact(size, mixture, world):
     harness.run(check, size, pairwise(AXES, seed=size), Config().segment_bytes, mixture, world=world)
 
 
-def keep_the_contract(comm):
+@harness.on(1, 2, 3, 4)
+def test_the_contract_holds_inside_the_block(comm):
     @contextmanager
     def in_the_block():
         with comm.split(0, key=-comm.rank) as group, group.shared_arrays():
@@ -62,12 +63,8 @@ def keep_the_contract(comm):
     check_rank(in_the_block)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_the_contract_holds_inside_the_block(size, world):
-    harness.run(keep_the_contract, size, world=world)
-
-
-def take_the_direct_path(comm):
+@harness.on(2, 3)
+def test_peers_access_shared_arrays_wherever_they_lie(comm):
     with comm.shared_arrays():
         x = np.full(MIB, comm.rank + 1.0)
         skipped = np.empty(100 * KIB * comm.rank + LEAST, np.uint8)  # arrays lie elsewhere on each rank
@@ -84,11 +81,6 @@ def take_the_direct_path(comm):
     private = np.ones(MIB) if comm.rank == 0 else x
     comm.all_gather(private)
     assert comm._transport.path()[0] != "symmetric"
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_peers_access_shared_arrays_wherever_they_lie(size, world):
-    harness.run(take_the_direct_path, size, world=world)
 
 
 @harness.on(4)

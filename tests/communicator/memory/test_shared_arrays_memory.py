@@ -123,28 +123,6 @@ def test_a_limit_on_the_size_of_files_leaves_arrays_private(tmp_path):
         assert run.stderr.count("RLIMIT_FSIZE") == warnings, run.stderr
 
 
-@harness.on(1, "processes")
-def test_an_interrupt_while_memory_is_looked_at_is_raised(comm):
-    interrupts = []
-
-    def raise_interrupt():
-        if not interrupts:
-            return memory.UNKNOWN
-        raise interrupts.pop()
-
-    patched = pytest.MonkeyPatch()
-    patched.setattr(memory, "available", raise_interrupt)
-    patched.setattr(shared_arrays, "_warn_once", lambda *_: None)
-    try:
-        with comm.split(0) as group, group.shared_arrays():
-            interrupts.append(KeyboardInterrupt())
-            with pytest.raises(KeyboardInterrupt):
-                raise AssertionError(is_shared(np.empty(200 * MIB, np.uint8)))
-            assert not interrupts
-    finally:
-        patched.undo()
-
-
 def between_hosts(comm):
     with comm.shared_arrays():
         x = np.full(MIB, comm.rank + 1)
@@ -226,7 +204,7 @@ def test_processes_exit_with_arrays_in_any_order(tmp_path):
     assert not run.stderr
 
 
-@harness.on(2, "processes")
+@harness.on(2, world="processes")
 def test_a_forked_child_sees_the_arrays_and_frees_none(comm):
     with comm.shared_arrays():
         x, y = np.full(MIB, 1), np.full(MIB, 2)
@@ -273,7 +251,7 @@ def test_memory_is_usable_after_a_failure(comm):
         assert (y == comm.size).all()
 
 
-@harness.on(3, "processes")
+@harness.on(3, world="processes")
 def test_a_rank_whose_access_fails_at_once_holds_up_no_other(comm):
     """Ranks 0 and 1 find the failure when they begin their access; rank 0, whose array rank 1 reads, after rank 1."""
     group = comm.split(0)

@@ -88,7 +88,8 @@ def test_the_kernel_copies_from_the_ranks_with_private_memory_only():
     harness.run(check, 3, pairwise(AXES, seed=3), Config().segment_bytes, "all but one", settings=COPIED)
 
 
-def messages(comm):
+@harness.on(2, 3)
+def test_messages_from_and_to_symmetric_memory_are_exact(comm):
     """Send from symmetric memory and receive in it, while the sender changes what it has sent."""
     length = 3_000_001  # read in two parts
     memory, plain = comm.empty(length + 1, "int32"), np.empty(length + 1, np.int32)
@@ -100,12 +101,8 @@ def messages(comm):
         assert_same(target[1:], filled(left, length, "int32", turn))
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_messages_from_and_to_symmetric_memory_are_exact(size, world):
-    harness.run(messages, size, world=world)
-
-
-def two_buffers(comm):
+@harness.on(2, 4)
+def test_source_and_target_may_be_in_different_buffers(comm):
     for turn, length in enumerate((100, 100_000, 1_000_003)):
         x, y = comm.empty(length + turn, "int32"), comm.empty((2, length), np.int32)
         inputs = [filled(rank, length, "int32") for rank in range(comm.size)]
@@ -117,11 +114,6 @@ def two_buffers(comm):
         parts = comm.empty((comm.size, length), np.int32)
         comm.all_gather(x[turn:], out=parts)
         assert_same(parts, np.stack(inputs))
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_source_and_target_may_be_in_different_buffers(size, world):
-    harness.run(two_buffers, size, world=world)
 
 
 @harness.on(2)

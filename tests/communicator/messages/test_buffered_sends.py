@@ -14,11 +14,6 @@ MANY = 20_000  # the rings hold 32
 MESSAGE, LIMIT = 4096, 16 << 20
 
 
-@pytest.fixture(params=harness.WORLDS)
-def world(request):
-    return request.param
-
-
 def send_then_meet(comm, count, length):
     if comm.rank == 0:
         for number in range(count):

@@ -4,19 +4,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import pytest
 from test_messages import EITHER, check_received, message, room
 
 import harness
 from harness.failures import check_usable, raised, until_waiting
 from ringcomm import ArgumentError, MismatchError
 from ringcomm.transports.messages import ANY_SOURCE, ANY_TAG, Envelope
-
-
-@pytest.fixture(params=harness.WORLDS)
-def world(request):
-    return request.param
-
 
 # --- Probes -----------------------------------------------------------------------------------------------------------
 

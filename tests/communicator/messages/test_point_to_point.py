@@ -29,7 +29,8 @@ def message(source, length, salt=0):
     return filled(source, length, "uint8", salt)
 
 
-def lengths(comm):
+@harness.on(1, 2, 3, 4)
+def test_messages_of_every_length_go_around_a_ring(comm):
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for salt, length in enumerate(LENGTHS):
         work = comm.send(message(comm.rank, length, salt), right, async_op=True)
@@ -44,11 +45,6 @@ def lengths(comm):
         work = comm.sendrecv(message(comm.rank, length, salt), right, x, None, async_op=True)
         assert work.wait() == work.result == left
         assert_same(x, message(left, length, salt), f"{length} bytes by sendrecv in the background")
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_messages_of_every_length_go_around_a_ring(size, world):
-    harness.run(lengths, size, world=world)
 
 
 @harness.on(2)
@@ -74,23 +70,8 @@ def test_very_long_messages_are_exchanged(comm):
         assert_same(y, message(peer, READ, salt))
 
 
-def both_send_first(comm):
-    peer = 1 - comm.rank
-    x = message(comm.rank, LENGTHS[-1])
-    works = [comm.send(x, peer, tag, async_op=True) for tag in range(3)]
-    for tag in (2, 0, 1):  # received in another order
-        y = np.empty_like(x)
-        assert comm.recv(y, peer, tag) == peer
-        assert_same(y, message(peer, LENGTHS[-1]))
-    for work in works:
-        work.wait()
-
-
-def test_two_ranks_that_both_send_large_messages_first_do_not_deadlock(world):
-    harness.run(both_send_first, 2, world=world)
-
-
-def ordered(comm):
+@harness.on(1, 2, 4)
+def test_messages_keep_their_order_per_peer_and_tag(comm):
     """Every rank sends short and long messages to every rank and receives them in another order of tags."""
     ranks, tags, numbers = range(comm.size), (0, 7, -(2**40)), range(20)
     sizes = [(3, 140_000)[number % 3 == 2] for number in numbers]
@@ -110,12 +91,8 @@ def ordered(comm):
         work.wait()
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_messages_keep_their_order_per_peer_and_tag(size, world):
-    harness.run(ordered, size, world=world)
-
-
-def receives_first(comm):
+@harness.on(3)
+def test_receives_may_be_posted_before_anything_is_sent(comm):
     peer = (comm.rank + 1) % comm.size
     arrays = [np.empty(8, np.uint8) for _ in range(6)]
     named = [comm.recv(x, peer, tag, async_op=True) for tag, x in enumerate(arrays[:3])]
@@ -129,11 +106,8 @@ def receives_first(comm):
         assert_same(x, message(peer, 8, tag))
 
 
-def test_receives_may_be_posted_before_anything_is_sent(world):
-    harness.run(receives_first, 3, world=world)
-
-
-def many_pending(comm):
+@harness.on(2)
+def test_many_messages_may_be_pending(comm):
     """600 sends and receives are open at once; the receives are waited for in reverse."""
     peer = 1 - comm.rank
     sizes = [(16, 5_000)[number % 10 == 0] for number in range(600)]
@@ -146,11 +120,8 @@ def many_pending(comm):
         assert_same(x, message(peer, sizes[n], n), f"message {n}")
 
 
-def test_many_messages_may_be_pending(world):
-    harness.run(many_pending, 2, world=world)
-
-
-def beside_collectives(comm):
+@harness.on(3)
+def test_messages_run_beside_collectives(comm):
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for turn, length in enumerate(2 * LENGTHS):
         x, y, total = message(comm.rank, length, turn), np.empty(length, np.uint8), np.array([comm.rank])
@@ -164,11 +135,8 @@ def beside_collectives(comm):
         assert_same(gathered, np.array([[turn, rank] for rank in range(comm.size)]))
 
 
-def test_messages_run_beside_collectives(world):
-    harness.run(beside_collectives, 3, world=world)
-
-
-def in_threads(comm):
+@harness.on(2)
+def test_threads_of_a_rank_send_and_receive_concurrently(comm):
     """Four threads of each rank, each with its own tag."""
     peer = 1 - comm.rank
 
@@ -186,10 +154,6 @@ def in_threads(comm):
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(talk, range(4)))
-
-
-def test_threads_of_a_rank_send_and_receive_concurrently(world):
-    harness.run(in_threads, 2, world=world)
 
 
 def shorter(comm):

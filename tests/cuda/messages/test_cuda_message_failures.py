@@ -24,7 +24,9 @@ SHORT = 0.3  # seconds, of a wait that times out
 as_on_a_gpu = pytest.mark.usefixtures("streams_as_on_a_gpu")
 
 
-def late_receiver(comm):
+@as_on_a_gpu
+@harness.on(2, world="threads")
+def test_a_receiver_that_does_not_come_is_named(comm):
     x = device_array(2 * SLOT, 0)
     if comm.rank == 0:
         with pytest.raises(CollectiveTimeout, match=r"rank 0 waited 0.3 s for send"):
@@ -34,11 +36,8 @@ def late_receiver(comm):
 
 
 @as_on_a_gpu
-def test_a_receiver_that_does_not_come_is_named():
-    harness.run(late_receiver, 2, world="threads")
-
-
-def stuck_stream(comm):
+@harness.on(2, world="threads")
+def test_a_sender_whose_stream_is_stuck_is_named(comm):
     x = device_array(10, 0)
     if comm.rank == 0:
         with emulated.Stream() as stream:
@@ -56,11 +55,8 @@ def stuck_stream(comm):
 
 
 @as_on_a_gpu
-def test_a_sender_whose_stream_is_stuck_is_named():
-    harness.run(stuck_stream, 2, world="threads")
-
-
-def stuck_chunks(comm):
+@harness.on(2, world="threads")
+def test_a_receive_that_waits_for_a_chunk_is_named(comm):
     """A receive is named, too, if it is not its last launch that fails."""
     x = device_array(3 * ALL, 0)
     if comm.rank == 0:
@@ -78,11 +74,8 @@ def stuck_chunks(comm):
 
 
 @as_on_a_gpu
-def test_a_receive_that_waits_for_a_chunk_is_named():
-    harness.run(stuck_chunks, 2, world="threads")
-
-
-def aborted(comm):
+@harness.on(2, world="threads")
+def test_an_abort_ends_a_receive(comm):
     x = device_array(1, 0)
     if comm.rank == 0:
         comm.recv(x, 1)
@@ -91,11 +84,6 @@ def aborted(comm):
     comm.send(x, 0)
     with pytest.raises(Aborted, match="enough"):
         comm.recv(emulated.empty(1, np.uint8), 0)
-
-
-@as_on_a_gpu
-def test_an_abort_ends_a_receive():
-    harness.run(aborted, 2, world="threads")
 
 
 def closed(comm):
@@ -117,7 +105,9 @@ def test_a_sender_may_close_before_its_message_is_received(world):
     harness.run(closed, 2, world=world)
 
 
-def not_received(comm):
+@as_on_a_gpu
+@harness.on(2)
+def test_a_communicator_closes_with_messages_in_flight(comm):
     comm = comm.split(0)
     x = device_array(100, 0)
     if comm.rank == 0:
@@ -130,11 +120,6 @@ def not_received(comm):
     if comm.rank == 0:
         with pytest.raises(RingcommError):
             work.wait()
-
-
-@as_on_a_gpu
-def test_a_communicator_closes_with_messages_in_flight(world):
-    harness.run(not_received, 2, world=world)
 
 
 def received_before_the_close(comm, gate, closed):
@@ -221,7 +206,8 @@ def test_a_rank_of_this_process_that_closes_keeps_memory_that_its_peer_reads(mon
     run_threads(lambda comm: read_after_the_close(comm, launched, closed), [Communicator(end) for end in ends])
 
 
-def next_communicator(comm):
+@harness.on(2, world="processes")
+def test_the_next_communicator_uses_an_arena_that_peers_may_have_mapped(comm):
     """A peer may have the arena of a closed communicator mapped: it is not freed, and the next one uses it."""
     arenas = []
     with pytest.MonkeyPatch.context() as patch:
@@ -236,10 +222,6 @@ def next_communicator(comm):
             assert [*spare.values()] == [arenas[-1:]]
         assert all(arena is arenas[0] for arena in arenas)
     comm.barrier()
-
-
-def test_the_next_communicator_uses_an_arena_that_peers_may_have_mapped():
-    harness.run(next_communicator, 2, world="processes")
 
 
 def lost_sender(comm):
@@ -271,7 +253,8 @@ def test_a_sender_that_dies_is_named():
     assert results[1] is True, results[1]
 
 
-def idle_sender(comm):
+@harness.on(2)
+def test_host_memory_receives_from_a_rank_that_makes_no_calls(comm):
     x, out = device_array(100, 5), np.empty(100, np.uint8)
     if comm.rank == 0:
         comm.send(x, 1)
@@ -279,10 +262,6 @@ def idle_sender(comm):
     time.sleep(SHORT)
     comm.recv(out, 0, timeout=5.0)
     assert_same(out, values(100, 5))
-
-
-def test_host_memory_receives_from_a_rank_that_makes_no_calls(world):
-    harness.run(idle_sender, 2, world=world)
 
 
 def staged_and_buffered(comm, sent):

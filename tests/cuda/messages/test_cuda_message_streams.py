@@ -22,7 +22,8 @@ SHORT = 0.3  # seconds until a gate opens
 SLOTS = emulated.device.message_shape.slots
 
 
-def in_the_order_of_streams(comm):
+@harness.on(2, world="threads")
+def test_streams_order_messages(comm):
     """A send reads its array when its stream comes to it, and a receive writes when the array is free."""
     gate, stream = Gate(), emulated.Stream()
     x = device_array(SLOT * 3 if comm.rank == 0 else 100, 0)
@@ -48,11 +49,8 @@ def in_the_order_of_streams(comm):
     assert_same(results[0], np.full(out.size, 7, np.uint8))
 
 
-def test_streams_order_messages():
-    harness.run(in_the_order_of_streams, 2, world="threads")
-
-
-def after_a_barrier(comm):
+@harness.on(2, world="threads")
+def test_a_barrier_waits_for_messages(comm):
     other, gate = 1 - comm.rank, Gate()
     x, out = device_array(10, comm.rank), emulated.empty(10, np.uint8)
     with emulated.Stream() as stream:
@@ -64,11 +62,8 @@ def after_a_barrier(comm):
     assert_same(out, values(10, other))
 
 
-def test_a_barrier_waits_for_messages():
-    harness.run(after_a_barrier, 2, world="threads")
-
-
-def before_a_collective(comm):
+@harness.on(2, world="threads")
+def test_sends_do_not_hold_up_a_collective_behind_them(comm):
     """Sends before a collective on their stream, whose receives come behind it: more of them than there are slots."""
     other, total = 1 - comm.rank, emulated.array(np.ones(3))
     comm.all_reduce(total)  # connects
@@ -92,11 +87,8 @@ def before_a_collective(comm):
     assert_same(total, np.full(3, 4.0))
 
 
-def test_sends_do_not_hold_up_a_collective_behind_them():
-    harness.run(before_a_collective, 2, world="threads")
-
-
-def sends_first(comm):
+@harness.on(2, world="threads")
+def test_a_blocking_send_uses_slots_again(comm):
     """Both ranks send before they receive, again and again: a slot that has been read takes the next message."""
     other, out = 1 - comm.rank, emulated.empty(100, np.uint8)
     for turn in range(3 * SLOTS):
@@ -107,17 +99,14 @@ def sends_first(comm):
         assert_same(out, values(100, turn + other))
 
 
-def test_a_blocking_send_uses_slots_again():
-    harness.run(sends_first, 2, world="threads")
-
-
 def launches(comm):
     """Return how many launches of messages of this rank have ended."""
     completed = ffi.cast("uint64_t *", comm._transport._gpu_messages._completed.address)
     return max(completed[0 : lib.RC_MAX_LAUNCHES])
 
 
-def batches(comm):
+@harness.on(4, world="threads")
+def test_a_batch_is_one_launch_each_way(comm):
     """A batch is one launch for the sends, and one for the receives that are matched when it ends."""
     transport, others = comm._transport, [rank for rank in range(comm.size) if rank != comm.rank]
     arrays = {rank: device_array(500, 10 * comm.rank + rank) for rank in others}
@@ -145,11 +134,8 @@ def batches(comm):
     assert launches(comm) == before + 2
 
 
-def test_a_batch_is_one_launch_each_way():
-    harness.run(batches, 4, world="threads")
-
-
-def first_batch(comm):
+@harness.on(2, world="threads")
+def test_the_first_batch_is_one_launch(comm):
     other, out = 1 - comm.rank, [emulated.empty(500, np.uint8) for _ in range(3)]
     comm._transport.coalesce_messages(True)
     works = [comm.send(device_array(500, tag), other, tag, async_op=True) for tag in range(3)]
@@ -162,10 +148,6 @@ def first_batch(comm):
     synchronize()
     for tag in range(3):
         assert_same(out[tag], values(500, tag))
-
-
-def test_the_first_batch_is_one_launch():
-    harness.run(first_batch, 2, world="threads")
 
 
 def failed_batch(comm):
@@ -186,17 +168,15 @@ def test_a_batch_that_is_not_launched_breaks_the_communicator(monkeypatch):
     harness.run(failed_batch, 2, world="threads")
 
 
-def captured(comm):
+@harness.on(2, world="threads")
+def test_a_message_cannot_be_captured(comm):
     stream = emulated.Stream()
     with stream, emulated.capture(stream), pytest.raises(ArgumentError, match="CUDA graph"):
         comm.send(device_array(1, 0), 1 - comm.rank)
 
 
-def test_a_message_cannot_be_captured():
-    harness.run(captured, 2, world="threads")
-
-
-def synchronized(comm):
+@harness.on(1, world="threads")
+def test_synchronize_keeps_a_dropped_array_until_its_message_has_moved(comm):
     """`synchronize` keeps an array that the program has dropped until the message has moved, and not until `wait`."""
     finish, alive = messages.PendingMessage.finish, []
     for start in (
@@ -221,7 +201,3 @@ def synchronized(comm):
                 work.synchronize()
         assert_same(out, values(100, 1))
     assert alive == [True, True]
-
-
-def test_synchronize_keeps_a_dropped_array_until_its_message_has_moved():
-    harness.run(synchronized, 1, world="threads")

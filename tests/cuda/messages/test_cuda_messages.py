@@ -26,7 +26,9 @@ PINNED = 10 << 20  # bytes for the messages of a communicator, at most (bindings
 as_on_a_gpu = pytest.mark.usefixtures("streams_as_on_a_gpu")
 
 
-def only_on_the_gpu(comm):
+@as_on_a_gpu
+@harness.on(2)
+def test_messages_stay_on_the_gpu(comm):
     """No message takes pinned memory, as those do that pass through the host."""
     comm.sendrecv(device_array(1, 0), 1 - comm.rank, emulated.empty(1, np.uint8), 1 - comm.rank)  # connects
     comm.barrier()
@@ -36,11 +38,6 @@ def only_on_the_gpu(comm):
     comm.barrier()
     assert emulated.pinned_bytes() <= before
     comm.barrier()
-
-
-@as_on_a_gpu
-def test_messages_stay_on_the_gpu(world):
-    harness.run(only_on_the_gpu, 2, world=world)
 
 
 @as_on_a_gpu
@@ -84,7 +81,9 @@ def test_pinned_memory_at_a_host_end_is_bounded():
         assert 1 << 20 <= used <= 2 * PINNED
 
 
-def to_itself(comm):
+@as_on_a_gpu
+@harness.on(1, world="threads")
+def test_a_rank_sends_to_itself(comm):
     for size in (0, 1, 5 * ALL):
         for here, there in ((device_array, emulated.empty), (device_array, np.empty), (values, emulated.empty)):
             x, out = here(size, 4), there(size, np.uint8)
@@ -99,11 +98,8 @@ def to_itself(comm):
 
 
 @as_on_a_gpu
-def test_a_rank_sends_to_itself():
-    harness.run(to_itself, 1, world="threads")
-
-
-def refused_own(comm):
+@harness.on(1, world="threads")
+def test_a_refused_message_of_a_rank_to_itself_keeps_its_memory(comm):
     """The copy of a message that its receive has refused writes into the memory of no later one."""
     gate, late, stream, refused = Gate(), emulated.Stream(), emulated.Stream(), device_array(100, 1)
     with late:
@@ -119,11 +115,6 @@ def refused_own(comm):
         comm.recv(out := emulated.empty(100, np.uint8), 0)
         synchronize()
     assert_same(out, values(100, 2))
-
-
-@as_on_a_gpu
-def test_a_refused_message_of_a_rank_to_itself_keeps_its_memory():
-    harness.run(refused_own, 1, world="threads")
 
 
 @as_on_a_gpu
@@ -147,7 +138,8 @@ def test_a_message_of_another_size_is_a_mismatch(world):
     harness.run(wrong_size, 2, world=world)
 
 
-def unreachable(comm):
+@harness.on(2, world="processes")
+def test_gpus_that_do_not_reach_each_other_use_host_memory(comm):
     emulated.configure(unreachable=True)
     try:
         with comm.split(0) as group:
@@ -158,7 +150,3 @@ def unreachable(comm):
             comm.barrier()
     finally:
         emulated.configure()
-
-
-def test_gpus_that_do_not_reach_each_other_use_host_memory():
-    harness.run(unreachable, 2, world="processes")

@@ -159,13 +159,7 @@ def local():
     yield "of the program's own", MPI.Op.Create(lambda x, y, kind: x - y)(5, 3)
     yield (
         "of objects",
-        (
-            MPI.SUM([1], [2]),
-            MPI.MAX(3, 4),
-            MPI.MINLOC((1, 5), (1, 2)),
-            MPI.LXOR(True, True),
-            MPI.BOR(1, 6),
-        ),
+        (MPI.SUM([1], [2]), MPI.MAX(3, 4), MPI.MINLOC((1, 5), (1, 2)), MPI.LXOR(True, True), MPI.BOR(1, 6)),
     )
     yield "truth", (bool(MPI.SUM), bool(MPI.OP_NULL), MPI.Op(MPI.SUM) == MPI.SUM)
     yield "handles", (MPI.Op.fromhandle(MPI.MAX.handle) == MPI.MAX, MPI.Op.f2py(MPI.SUM.py2f()) == MPI.SUM)

@@ -216,7 +216,6 @@ void no_peer_writes_to_a_rank_whose_call_has_failed(rc_comm* comm, int rank, int
         for (int i = 0; i < delay; ++i) std::this_thread::yield();
         if (rank == 0) DO(rc_abort(comm, RC_ABORTED, rank, "enough"));
     });
-    in_world(2, small_tuning(), a_rank_that_is_about_to_close_is_not_waited_for);
     const int status = run(comm, RC_ALL_GATHER, data.data(), all.data, COUNT);
     CHECK(status == RC_OK || status == RC_ABORTED);
     std::fill(all.data, all.data + 3 * COUNT, -1);
@@ -233,6 +232,7 @@ int main() {
     in_world(3, impatient(), a_late_rank_gets_the_first_reason);
     in_world(3, small_tuning(), a_deadline_in_the_background_is_kept);
     in_world(3, small_tuning(), a_receive_from_any_ignores_ranks_that_closed);
+    in_world(2, small_tuning(), a_rank_that_is_about_to_close_is_not_waited_for);
     in_world(3, small_tuning(), many_threads_receive_from_any);
     for (int i = 0; i < 5; ++i) in_world(3, small_tuning(DIRECT), memory_is_not_read_after_its_owner_was_woken);
     for (int i = 0; i < 50; ++i) in_world(2, small_tuning(), an_answer_that_finds_no_room_is_not_lost);

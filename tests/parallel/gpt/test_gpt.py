@@ -66,13 +66,6 @@ every_layout = pytest.mark.parametrize("layout", [each for size in range(1, 9) f
 
 
 @pytest.mark.exhaustive
-@every_layout
-@pytest.mark.parametrize("option", OPTIONS)
-def test_float32_trains_within_1e_5_on_every_layout_of_up_to_eight_ranks(layout, option):
-    same_everywhere(*layout, "1f1b", option, steps=5, dtype=torch.float32, tolerance=1e-5)
-
-
-@pytest.mark.exhaustive
 @pytest.mark.timeout(150)
 @every_layout
 @pytest.mark.parametrize("backend", torch_world.BACKENDS)

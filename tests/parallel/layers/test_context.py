@@ -57,7 +57,7 @@ def cp_axis():
     return Grid(cp=dist.get_world_size()).cp
 
 
-@torch_world.on(1, 2, 4)
+@torch_world.on(1, 2, 4, backends=torch_world.BACKENDS)
 @both
 @causal_or_not
 def test_attention_and_its_gradients_equal_those_of_one_process(name, causal):
@@ -80,14 +80,6 @@ def attended_on_many(name):
         whole = drawn((1, 2 * axis.size, axis.size, 6 * axis.size, 8))
         found, expected = on_ranks(BOTH[name], axis, whole, causal=causal), in_one_process(causal, whole)
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-
-
-@torch_world.on(2, backends=("gloo",))
-@both
-def test_attention_runs_on_gloo(name):
-    whole = drawn(SHAPES[1])
-    found = on_ranks(BOTH[name], cp_axis(), whole, causal=True)
-    torch.testing.assert_close(found, in_one_process(True, whole), rtol=1e-12, atol=1e-12)
 
 
 @torch_world.on(2)

@@ -10,18 +10,16 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 
+from cases.pipelines import gpt_pipeline
 from harness import torch_world
 from harness.failures import PROMPT, raised
 from ringcomm import Aborted, ArgumentError
 from ringcomm.parallel import (
-    DataParallel,
     GPTConfig,
     Grid,
     ParallelAttention,
-    Pipeline,
     gpt_loss,
     gpt_stages,
-    gpt_tied_weights,
     make_schedule,
     rotary_embedding,
     seed_ranks,
@@ -32,13 +30,6 @@ from ringcomm.parallel.model.verify import check_model
 
 MICRO_BATCHES, ROWS = 2, 2  # of a replica; sequences of a micro-batch
 LLAMA = {"activation": F.silu, "gated": True, "bias": False, "rms_norm": True, "rotary_base": 500.0, "tied": False}
-
-
-def pipeline_of(config, grid, dtype=torch.float64):
-    chunks = [stage.to(dtype) for stage in gpt_stages(config, grid)]
-    replicas, tied = DataParallel(chunks, grid.dp_cp), gpt_tied_weights(chunks, grid)
-    schedule = make_schedule("1f1b", grid.pp.size, MICRO_BATCHES)
-    return chunks, Pipeline(grid, chunks, schedule, gpt_loss(config, grid), data_parallel=replicas, tied=tied)
 
 
 def config_for(grid, **options):
@@ -61,7 +52,7 @@ def part_of(x, grid):
 def trained(sizes, options):
     grid, alone = Grid(**sizes), Grid.alone()
     config = config_for(grid, **options)
-    chunks, pipeline = pipeline_of(config, grid)
+    chunks, pipeline = gpt_pipeline(config, grid, make_schedule("1f1b", grid.pp.size, MICRO_BATCHES))
     whole = [stage.double() for stage in gpt_stages(config, alone)]
     inputs, targets = batch_of(config, grid)
     loss = pipeline.step(part_of(inputs, grid), part_of(targets, grid))
@@ -85,11 +76,20 @@ OPTIONS = {
         "recompute": True,
     },
 }
-exhaustive = pytest.mark.exhaustive
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("sizes", [*LAYOUTS, *(pytest.param(each, marks=exhaustive) for each in EIGHT)], ids=str)
+# Every attention on every layout; the other options where the code of a layout differs for them.
+@pytest.mark.parametrize(
+    ("sizes", "option"),
+    [
+        *((sizes, option) for sizes in LAYOUTS for option in ("ring", "ulysses")),
+        *(({"cp": 2, "tp": 2}, option) for option in OPTIONS if "sequence parallel" in option),
+        ({"cp": 4}, "ring, sequence parallel, rotary"),
+        ({"cp": 2, "pp": 2}, "ulysses, sequence parallel, recomputed"),
+        *(pytest.param(sizes, option, marks=pytest.mark.exhaustive) for sizes in EIGHT for option in OPTIONS),
+    ],
+    ids=str,
+)
 def test_a_gpt_with_split_sequences_trains_as_one_process(sizes, option):
     torch_world.run(trained, torch.Size(sizes.values()).numel(), sizes, OPTIONS[option])
 
@@ -111,7 +111,7 @@ def test_a_gpt_drops_activations_that_differ_by_rank_or_refuses(attention):
         with pytest.raises(ArgumentError, match="weights in a ring: expected 0, or context_parallel='ulysses', got 0"):
             gpt_stages(config, grid)
         return
-    chunks, pipeline = pipeline_of(config, grid)
+    chunks, pipeline = gpt_pipeline(config, grid, make_schedule("1f1b", grid.pp.size, MICRO_BATCHES))
     seed_ranks(grid, 0)
     seen = []
     chunks[0].dropout.register_forward_hook(lambda *seen_by_hook: seen.append(seen_by_hook[-1] == 0))
@@ -159,7 +159,7 @@ def failed(attention, name):
     """Fail on rank 1, the second time a rank attends to a block, or exchanges heads, in forward or backward."""
     grid = Grid(cp=dist.get_world_size())
     config = config_for(grid, context_parallel=attention)
-    _, pipeline = pipeline_of(config, grid)
+    _, pipeline = gpt_pipeline(config, grid, make_schedule("1f1b", grid.pp.size, MICRO_BATCHES))
     batch = [part_of(each, grid) for each in batch_of(config, grid)]
     pipeline.step(*batch)
     module = {"ring": ring, "ulysses": ulysses}[attention]

@@ -6,11 +6,10 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
-from torch import nn
 
 from cases.expert_blocks import B, Stage, batches_of, one_by_one
-from cases.pipelines import gpt_pipeline
-from cases.small_gpt import MICRO_BATCHES, batch_of, config_for, mine, stepped
+from cases.odd_layers import same
+from cases.small_gpt import compared, config_for
 from harness import torch_world
 from ringcomm.parallel import (
     DataParallel,
@@ -18,15 +17,13 @@ from ringcomm.parallel import (
     MixedPrecision,
     Pipeline,
     ShardedOptimizer,
-    gpt_loss,
     gpt_stages,
     grad_norm,
     load_checkpoint,
     make_schedule,
     save_checkpoint,
 )
-from ringcomm.parallel.experts.layer import set_loss_factor
-from ringcomm.parallel.model.verify import check_model, full_values
+from ringcomm.parallel.model.verify import full_values
 
 adamw = partial(torch.optim.AdamW, lr=0.01)
 
@@ -36,11 +33,6 @@ def accumulated(grid, model, step):
     x, y = batches_of(grid.dp.size, step)[grid.dp.rank]
     dtype = next(model.parameters()).dtype
     F.mse_loss(model(x.to(dtype)), y.to(dtype)).backward()
-
-
-def same_bits(model, other):
-    for (name, x), y in zip(model.named_parameters(), other.parameters(), strict=True):
-        assert torch.equal(x, y), name
 
 
 @pytest.mark.parametrize("stage", [1, 2])
@@ -58,7 +50,7 @@ def test_zero_gives_the_bits_of_dataparallel(stage, dp, ep):
         assert math.isclose(zero.step(), grad_norm(other, grid), rel_tol=1e-12)
         optimizer.step()
         optimizer.zero_grad()
-        same_bits(model, other)
+        same(model, other)
 
 
 def trained(sizes, path, *, load):
@@ -114,24 +106,12 @@ def test_a_pipeline_multiplies_balance_losses_by_the_loss_scale():
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("sizes", ["dp=2,ep=2,tp=2", "dp=2,ep=2,pp=2"])
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])
 @torch_world.on(4)
-def test_a_gpt_with_experts_trains_as_one_process(sizes):
-    grid, alone = Grid.parse(sizes), Grid.alone()
-    options = {"experts": 4, "experts_every": 2, "capacity_factor": 1.0, "sequence_parallel": grid.tp.size > 1}
-    config = config_for(grid.tp.size, grid.pp.size, **options)
-    chunks, pipeline = gpt_pipeline(config, grid, make_schedule("1f1b", grid.pp.size, MICRO_BATCHES), seed=3)
-    whole = [chunk.double() for chunk in gpt_stages(config, alone, seed=3)]
-    names = {name.split(".")[1] for name, _ in whole[0].named_parameters() if "experts" in name}
+def test_a_gpt_with_experts_trains_as_one_process(tp, pp):
+    options = {"experts": 4, "experts_every": 2, "capacity_factor": 1.0, "sequence_parallel": tp > 1}
+    config = config_for(tp, pp, **options)
+    (whole,) = gpt_stages(config, Grid.alone())
+    names = {name.split(".")[1] for name, _ in whole.named_parameters() if "experts" in name}
     assert names == {str(layer) for layer in range(1, config.layers, 2)}
-    set_loss_factor(whole, 1 / (MICRO_BATCHES * grid.dp.size))
-    optimizers = [torch.optim.SGD(nn.ModuleList(each).parameters(), lr=0.5) for each in (chunks, whole)]
-    for step in range(2):
-        inputs, targets = batch_of(config, grid, step)
-        expected = stepped(whole, gpt_loss(config, alone), inputs, targets)
-        loss = pipeline.step(mine(inputs, grid.dp), mine(targets, grid.dp))
-        assert abs(loss / expected - 1) <= 1e-10
-        check_model(chunks, whole, grid, 1e-10)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+    compared(2, tp, pp, "1f1b", options, 2, torch.float64, 1e-10, ep=2)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 
+from cases.pipelines import gpt_pipeline
 from harness import torch_world
 from harness.failures import raised
 from ringcomm import ArgumentError
@@ -19,9 +20,7 @@ from ringcomm.parallel import (
     Grid,
     Pipeline,
     count_targets,
-    gpt_loss,
     gpt_stages,
-    gpt_tied_weights,
     make_schedule,
     vocab_parallel_cross_entropy,
 )
@@ -119,11 +118,8 @@ def test_the_loss_is_the_mean_over_the_tokens_that_are_not_ignored(dp, tp, pp):
 def over_tokens(dp, tp, pp):
     grid, alone = Grid(dp, tp, pp), Grid.alone()
     config = GPTConfig(vocab_size=11, context=6, layers=2, hidden=8, heads=2)
-    schedule = make_schedule("1f1b", pp, 4)
     inputs, targets = uneven(8, 6)
-    chunks = [chunk.double() for chunk in gpt_stages(config, grid, schedule)]
-    data_parallel, tied = DataParallel(chunks, grid.dp), gpt_tied_weights(chunks, grid)
-    pipe = Pipeline(grid, chunks, schedule, gpt_loss(config, grid), data_parallel=data_parallel, tied=tied)
+    chunks, pipe = gpt_pipeline(config, grid, make_schedule("1f1b", pp, 4))
     (whole,) = (chunk.double() for chunk in gpt_stages(config, alone))
     expected = F.cross_entropy(whole(inputs).flatten(0, 1), targets.flatten())
     expected.backward()

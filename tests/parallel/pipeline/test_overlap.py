@@ -17,15 +17,7 @@ from cases.small_gpt import batch_of, config_for
 from harness import torch_world
 from harness.failures import raised
 from ringcomm import RingcommError
-from ringcomm.parallel import (
-    ColumnParallelLinear,
-    Grid,
-    ParallelMLP,
-    Pipeline,
-    all_gather,
-    copy_to,
-    make_schedule,
-)
+from ringcomm.parallel import ColumnParallelLinear, Grid, ParallelMLP, Pipeline, all_gather, copy_to, make_schedule
 from ringcomm.parallel.collectives import reduce_scatter_single
 from ringcomm.parallel.model.verify import full_values
 from ringcomm.parallel.pipeline.split_backward import backward_input
@@ -56,14 +48,9 @@ def inputs(tp, sequence_parallel, dtype, shape):
     return (full.chunk(tp.size, -2)[tp.rank] if sequence_parallel else full).clone().requires_grad_()
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence-parallel"])
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("backend", torch_world.BACKENDS)
-def test_overlap_changes_no_bit(size, backend, sequence_parallel):
-    torch_world.run(same_bits, size, sequence_parallel, backend=backend)
-
-
-def same_bits(sequence_parallel):
+@torch_world.on(1, 2, 4, backends=torch_world.BACKENDS)
+@torch_world.each("sequence_parallel", [False, True])
+def test_overlap_changes_no_bit(sequence_parallel):
     tp = Grid(tp=dist.get_world_size()).tp
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         for count, bias, shape, autocast in (

@@ -51,23 +51,6 @@ def test_the_backend_runs_exactly_the_transfers_of_the_schedule(name, chunks, ev
         assert sends == [size] * boundaries * MICRO_BATCHES
 
 
-def receives_ahead():
-    """Return how many receives were posted ahead at each forward of an evaluation."""
-    pipe, _, _ = pipeline("gpipe", 1)
-    ahead, begun, irecv = [], 0, dist.irecv
-
-    def counting(*arguments, **options):
-        nonlocal begun
-        begun += 1
-        return irecv(*arguments, **options)
-
-    pipe.evaluate(*batch(MICRO_BATCHES * ROWS))
-    pipe.chunks[0].register_forward_hook(lambda *_: ahead.append(begun - len(ahead) - 1))
-    with patch.object(dist, "irecv", counting):
-        pipe.evaluate(*batch(MICRO_BATCHES * ROWS))
-    return ahead
-
-
 def most_outstanding(schedule, rank):
     """Return the most receives and sends that a rank has outstanding, given a backend that does nothing."""
     axis = Axis("pp", schedule.ranks, rank, tuple(range(schedule.ranks)), None)
@@ -100,10 +83,6 @@ def test_as_many_receives_are_outstanding_as_ranks_and_one_more_on_two_ranks_of_
     found = [most_outstanding(schedule, rank) for schedule in schedules for rank in range(ranks)]
     assert max(receives for receives, _ in found) == ranks + (name == "interleaved" and ranks == 2)
     assert max(sends for _, sends in found) <= ranks
-
-
-def test_receives_are_posted_early_at_most_one_for_each_rank():
-    assert torch_world.run(receives_ahead, 2)[-1] == [2] * (MICRO_BATCHES - 2) + [1, 0]
 
 
 @torch_world.on(2)

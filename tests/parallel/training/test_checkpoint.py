@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from cases.pipelines import gpt_pipeline
 from harness import torch_world
 from harness.failures import raised
 from ringcomm import ArgumentError, RingcommError
@@ -23,70 +22,16 @@ from ringcomm.parallel import (
     ShardedOptimizer,
     gpt_stages,
     load_checkpoint,
-    make_schedule,
     save_checkpoint,
 )
 
 CONFIG = GPTConfig(vocab_size=37, context=8, layers=2, hidden=16, heads=2)  # 37 is padded if sharded
-MICRO_BATCHES = 2
-
-
-class Training:
-    """A small GPT in float64 on a grid; the batch depends only on the number of the step."""
-
-    def __init__(self, layout, seed, zero):
-        self.grid = Grid(*layout)
-        schedule = make_schedule("1f1b", self.grid.pp.size, MICRO_BATCHES)
-        self.chunks, self.pipeline = gpt_pipeline(CONFIG, self.grid, schedule, seed=seed)
-        make = sharded(self.grid) if zero else torch.optim.AdamW
-        self.optimizer = make(nn.ModuleList(self.chunks).parameters(), lr=0.01)
-
-    def step(self, number):
-        starts = number + 5 * torch.arange(2 * MICRO_BATCHES)[:, None]
-        ids = (starts + torch.arange(CONFIG.context + 1)) % CONFIG.vocab_size
-        mine = ids.chunk(self.grid.dp.size)[self.grid.dp.rank]
-        loss = self.pipeline.step(mine[:, :-1], mine[:, 1:])
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return loss.item()
 
 
 def sharded(grid):
     from torch.distributed.optim import ZeroRedundancyOptimizer  # warns at import
 
     return partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.AdamW, process_group=grid.dp.group)
-
-
-def saved(layout, path, zero):
-    training = Training(layout, 0, zero)
-    before = [training.step(number) for number in range(3)]
-    save_checkpoint(path, training.chunks, training.optimizer, training.grid, {"step": 3, "rate": 0.1})
-    return before, [training.step(number) for number in range(3, 6)]
-
-
-def resumed(layout, path, zero):
-    training = Training(layout, 1, zero)
-    numbers = load_checkpoint(path, training.chunks, training.optimizer, training.grid)
-    assert numbers == {"step": 3, "rate": 0.1}
-    if zero:
-        states, every = training.optimizer.optim.state, list(nn.ModuleList(training.chunks).parameters())
-        assert 0 < len(states) < len(every)  # a replica keeps only the states of its share
-    return [training.step(number) for number in range(numbers["step"], 6)]
-
-
-def test_training_continues_from_a_checkpoint_with_the_same_losses_on_every_grid(tmp_path):
-    before, after = torch_world.run(saved, 4, (2, 2, 1), tmp_path, False)[0]
-    assert before[0] > before[2] > after[0]  # it learns
-    for layout, size in (((1, 2, 2), 4), ((1, 1, 1), 1), ((1, 1, 2), 2), ((2, 2, 1), 4)):
-        for losses in torch_world.run(resumed, size, layout, tmp_path, False):
-            assert losses == pytest.approx(after, rel=1e-10)
-
-
-def test_optimizer_states_sharded_over_replicas_fit_every_grid(tmp_path):
-    _, after = torch_world.run(saved, 4, (2, 2, 1), tmp_path, True)[0]
-    for layout, size, zero in (((1, 1, 2), 2, False), ((2, 1, 2), 4, True)):
-        for losses in torch_world.run(resumed, size, layout, tmp_path, zero):
-            assert losses == pytest.approx(after, rel=1e-10)
 
 
 @pytest.mark.parametrize(

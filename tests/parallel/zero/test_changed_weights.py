@@ -108,16 +108,22 @@ READS = {  # the parameters by name, however they are read
 }
 
 
+def stepped(optimizer):
+    """Return a model that is a unit, and its optimizer, after a step."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8)
+    zero = ShardedOptimizer(model, Grid(dp=2), optimizer, units=[model])
+    model(torch.ones(2, 8)).square().sum().backward()
+    zero.finish_grad_sync()
+    zero.step()
+    return model, zero
+
+
 @pytest.mark.parametrize("read", READS)
 @torch_world.on(2)
 def test_what_reads_parameters_of_units_waits_for_the_step(read):
     """Let the second rank be late in a step, so that the first reads during the all-gather."""
-    torch.manual_seed(0)
-    grid, model = Grid(dp=2), nn.Linear(8, 8)
-    zero = ShardedOptimizer(model, grid, partial(LateOnRank1, lr=0.1), units=[model])
-    model(torch.ones(2, 8)).square().sum().backward()
-    zero.finish_grad_sync()
-    zero.step()
+    model, zero = stepped(partial(LateOnRank1, lr=0.1))
     found = READS[read](model)
     assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
     zero.finish_param_sync()
@@ -127,26 +133,17 @@ def test_what_reads_parameters_of_units_waits_for_the_step(read):
 
 @torch_world.on(2)
 def test_weights_that_are_written_after_a_step_of_units_stay():
-    torch.manual_seed(0)
-    grid, model = Grid(dp=2), nn.Linear(8, 8)
-    zero = ShardedOptimizer(model, grid, partial(LateOnRank1, lr=0.1), units=[model])
-    model(torch.ones(2, 8)).square().sum().backward()
-    zero.finish_grad_sync()
-    zero.step()
-    if grid.dp.rank == 0:
+    model, zero = stepped(partial(LateOnRank1, lr=0.1))
+    if zero.dp.rank == 0:
         for parameter in model.parameters():
             nn.init.constant_(parameter, 3.0)
     zero.finish_param_sync()
-    assert all((parameter == 3).all() == (grid.dp.rank == 0) for parameter in model.parameters())
+    assert all((parameter == 3).all() == (zero.dp.rank == 0) for parameter in model.parameters())
 
 
 @torch_world.on(2)
 def test_asking_for_the_shape_of_a_parameter_does_not_wait():
-    grid, model = Grid(dp=2), nn.Linear(8, 8)
-    zero = ShardedOptimizer(model, grid, sgd, units=[model])
-    model(torch.ones(2, 8)).square().sum().backward()
-    zero.finish_grad_sync()
-    zero.step()
+    model, zero = stepped(sgd)
     weight = model.weight
     assert (weight.shape, weight.numel(), weight.dtype, weight.grad) == ((8, 8), 64, torch.float32, None)
     assert zero._shards[0]._gathering

@@ -40,7 +40,8 @@ def whole_values(module, of):
     return [each.full_tensor() if isinstance(each, DTensor) else each for each in values]
 
 
-def trained():
+@torch_world.on(4, backends=torch_world.BACKENDS)
+def test_a_pipeline_of_sharded_stages_trains_as_one_process():
     grid = Grid(dp=2, pp=2)
     schedule = make_schedule("1f1b", 2, MICRO_BATCHES)
     stage, whole = layers(2)[grid.pp.rank], nn.Sequential(*layers(2))
@@ -65,11 +66,6 @@ def trained():
             optimizer.zero_grad()
     evaluated = pipe.evaluate(inputs.chunk(2)[grid.dp.rank], targets.chunk(2)[grid.dp.rank])
     torch.testing.assert_close(evaluated, F.mse_loss(whole(inputs), targets), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("backend", torch_world.BACKENDS)
-def test_a_pipeline_of_sharded_stages_trains_as_one_process(backend):
-    torch_world.run(trained, 4, backend=backend)
 
 
 def normed():

@@ -73,10 +73,10 @@ def test_training_equals_that_of_one_process_on_the_whole_batch(stage):
             torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-12)
 
 
-def gpt_with(grid, stage, count, units=False):
+def gpt_with(grid, stage, schedule, units=False):
     """Return the stages of a GPT in float64, its ZeRO optimizer and its pipeline."""
     config = config_for(grid.tp.size, grid.pp.size, sequence_parallel=grid.tp.size > 1)
-    schedule = make_schedule("interleaved" if count > 1 else "1f1b", grid.pp.size, MICRO_BATCHES, count)
+    schedule = make_schedule(schedule, grid.pp.size, MICRO_BATCHES, 2 if schedule == "interleaved" else 1)
     chunks = [chunk.double() for chunk in gpt_stages(config, grid, schedule, seed=3)]
     apart = [block for chunk in chunks for block in chunk.blocks.values()] if units else []
     tied = gpt_tied_weights(chunks, grid)
@@ -84,9 +84,9 @@ def gpt_with(grid, stage, count, units=False):
     return config, chunks, zero, Pipeline(grid, chunks, schedule, gpt_loss(config, grid), data_parallel=zero)
 
 
-def compared(dp, tp, pp, stage, count, units):
+def compared(dp, tp, pp, stage, schedule, units):
     grid, alone = Grid(dp, tp, pp), Grid.alone()
-    config, chunks, zero, pipeline = gpt_with(grid, stage, count, units)
+    config, chunks, zero, pipeline = gpt_with(grid, stage, schedule, units)
     whole = [chunk.double() for chunk in gpt_stages(config, alone, seed=3)]
     optimizer = sgd(nn.ModuleList(whole).parameters())
     for step in range(3):
@@ -105,13 +105,15 @@ def compared(dp, tp, pp, stage, count, units):
 
 
 @pytest.mark.parametrize(
-    ("layout", "stage", "count", "units"),
-    [(layout, 1 + n % 2, 1, n % 3 == 0) for n, layout in enumerate([*layouts(2), *layouts(4)])]
-    + [((2, 1, 2), 1, 2, True), ((2, 1, 2), 2, 2, False)],
+    ("layout", "stage", "schedule", "units"),
+    [
+        *((layout, 1 + n % 2, "1f1b", n % 3 == 0) for n, layout in enumerate([*layouts(2), *layouts(4)])),
+        *(((2, 1, 2), 1, "interleaved", True), ((2, 1, 2), 2, "interleaved", False), ((2, 1, 2), 2, "zb-h1", False)),
+    ],
     ids=str,
 )
-def test_a_gpt_on_every_layout_trains_as_in_one_process(layout, stage, count, units):
-    torch_world.run(compared, math.prod(layout), *layout, stage, count, units)
+def test_a_gpt_on_every_layout_trains_as_in_one_process(layout, stage, schedule, units):
+    torch_world.run(compared, math.prod(layout), *layout, stage, schedule, units)
 
 
 @torch_world.on(2)
@@ -260,10 +262,14 @@ def test_replicas_may_fill_buckets_in_different_orders(stage):
         same(model, other)
 
 
+@pytest.mark.parametrize("ended", ["closed", "deleted"])
 @torch_world.on(2)
-def test_a_closed_one_leaves_gradients_alone_also_those_of_the_next():
+def test_an_optimizer_that_has_ended_leaves_gradients_alone_also_those_of_the_next(ended):
     grid, model, whole = Grid(dp=2), Odd(), Odd()
-    ShardedOptimizer(model, grid, adamw).close()
+    zero = ShardedOptimizer(model, grid, adamw)
+    if ended == "closed":
+        zero.close()
+    del zero
     data_parallel = DataParallel(model, grid.dp_cp)
     for _ in range(2):
         loss_of(whole, 0, Grid.alone().dp).backward()

@@ -9,24 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cases.odd_layers import OPTIMIZERS, Odd, adamw, loss_of, same, stages, trained
-from cases.small_gpt import config_for, mine
+from cases.odd_layers import Odd, adamw, loss_of, same, stages
 from harness import torch_world
 from harness.failures import raised
 from ringcomm import ArgumentError
-from ringcomm.parallel import (
-    DataParallel,
-    Grid,
-    MixedPrecision,
-    Pipeline,
-    ShardedOptimizer,
-    gpt_loss,
-    gpt_stages,
-    gpt_tied_weights,
-    load_checkpoint,
-    make_schedule,
-    save_checkpoint,
-)
+from ringcomm.parallel import DataParallel, Grid, MixedPrecision, ShardedOptimizer, save_checkpoint
 from ringcomm.torch.traffic import bytes_sent, record_traffic
 
 
@@ -49,38 +36,6 @@ def test_a_step_sends_twice_its_parameters_and_one_number(width, stage):
         assert bytes_sent(calls, grid.dp.group) == 2 * padded * size * Fraction(d - 1, d)
         assert bytes_sent(calls, grid.world.group) == 8 * 2 * Fraction(d - 1, d)
         del zero
-
-
-def live_bytes(*tensors):
-    """Return the bytes of the memory of tensors, each counted once."""
-    storages = [tensor.untyped_storage() for tensor in tensors if tensor is not None]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
-@torch_world.on(2, 4)
-@stages
-def test_a_rank_keeps_4_and_12_over_d_bytes_per_parameter_of_16_bits(stage):
-    """Count the bytes of parameters, masters, moments, gradients and their buffers, before the step and after."""
-    grid = Grid(dp=dist.get_world_size())
-    d, layers, size = grid.dp.size, 8, 64 * 64
-    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(layers)))
-    zero = ShardedOptimizer(model, grid, adamw, torch.bfloat16, stage=stage, bucket_bytes=2 * size)
-    for _ in range(2):
-        model(torch.ones(2, 64, dtype=torch.bfloat16)).square().sum().backward()
-        zero.finish_grad_sync()
-        pieces = [piece for group in zero.optimizer.param_groups for piece in group["params"]]
-        gradients = [tensor for bucket in zero._buckets for tensor in (bucket.grad, bucket._full)]
-        if stage == 2:
-            gradients += zero._buckets[0]._pool.free
-        assert all(parameter.grad is None for parameter in model.parameters())
-        staged = 2 * 2 * size
-        shard = 2 * layers * size // d
-        assert live_bytes(*gradients) == (2 * layers * size if stage == 1 else shard + staged)
-        zero.step()
-        states = [x for state in zero.optimizer.state.values() for x in state.values() if x.dim()]
-        assert live_bytes(*model.parameters()) == 2 * layers * size
-        assert live_bytes(*pieces, *states) == 12 * layers * size // d
-        assert all(bucket.grad is None for bucket in zero._buckets)
 
 
 @torch_world.on(2, 4)
@@ -113,68 +68,6 @@ def test_masters_and_loss_scale_are_those_of_mixed_precision(stage, dtype):
     for number, master in enumerate(mixed.masters):
         assert number not in masters or torch.equal(masters[number], master)
     assert len(masters) == 9
-
-
-def saved(kind, path):
-    grid, model = Grid(dp=dist.get_world_size()), Odd()
-    zero = ShardedOptimizer(model, grid, OPTIMIZERS[kind], bucket_bytes=3000)
-    trained(zero, model, range(3))
-    state = zero.state_dict()
-    if grid.dp.rank == 0:
-        torch.save((model.state_dict(), state), path)
-    return trained(zero, model, range(3, 6))
-
-
-def loaded(kind, path, stage, plain):
-    grid, model = Grid(dp=dist.get_world_size()), Odd(seed=1)
-    weights, state = torch.load(path)
-    model.frozen.load_state_dict({name: weights[f"frozen.{name}"] for name in ("weight", "bias")})
-    if plain:
-        model.load_state_dict(weights)
-        optimizer = OPTIMIZERS[kind](model.parameters())
-        optimizer.load_state_dict(state)
-        state = optimizer.state_dict()
-    zero = ShardedOptimizer(model, grid, OPTIMIZERS[kind], stage=stage)
-    zero.load_state_dict(state)
-    return trained(zero, model, range(3, 6))
-
-
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_states_of_one_number_of_replicas_are_loaded_by_others_and_by_the_plain_optimizer(kind, tmp_path):
-    expected = torch_world.run(saved, 4, kind, tmp_path / "state")[0]
-    for size, stage, plain in ((4, 1, False), (2, 2, False), (1, 2, False), (2, 1, True)):
-        for found in torch_world.run(loaded, size, kind, tmp_path / "state", stage, plain):
-            for x, y in zip(found, expected, strict=True):
-                torch.testing.assert_close(torch.tensor(x), torch.tensor(y), rtol=1e-9, atol=1e-11)
-
-
-def continued(layout, dtype, path, first, seed):
-    grid = Grid(*layout)
-    config = config_for(1, 1)
-    chunks = gpt_stages(config, grid, seed=seed)
-    tied = gpt_tied_weights(chunks, grid)
-    zero = ShardedOptimizer(chunks, grid, adamw, dtype, tied=tied, bucket_bytes=3000, init_scale=256.0)
-    schedule = make_schedule("1f1b", grid.pp.size, 2)
-    pipeline = Pipeline(grid, chunks, schedule, gpt_loss(config, grid), data_parallel=zero)
-    if first:
-        assert load_checkpoint(path, chunks, zero, grid) == {"step": first}
-    losses = []
-    for step in range(first, 6):
-        if not first and step == 3:
-            save_checkpoint(path, chunks, zero, grid, {"step": step})
-        ids = (7 * torch.arange(8)[:, None] + torch.arange(config.context + 1) * (step + 1)) % config.vocab_size
-        ids = mine(ids, grid.dp)
-        losses.append(float(pipeline.step(ids[:, :-1], ids[:, 1:], zero.loss_scale)))
-        zero.step(max_norm=1.0)
-    return losses[3 - first :]
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(None, 1e-5), (torch.float16, 2e-3)], ids=str)
-def test_checkpoints_are_continued_on_every_grid(dtype, tolerance, tmp_path):
-    expected = torch_world.run(continued, 4, (2, 1, 2), dtype, tmp_path, 0, 0)[0]
-    for layout in ((2, 1, 2), (1, 2, 1), (2, 2, 1), (1, 1, 1)):
-        for losses in torch_world.run(continued, math.prod(layout), layout, dtype, tmp_path, 3, 1):
-            assert losses == pytest.approx(expected, rel=tolerance)
 
 
 @torch_world.on(2)
@@ -215,18 +108,6 @@ def test_invalid_arguments_are_refused_on_all_ranks_and_leave_the_group_usable()
     assert texts[2].endswith("shape of master of parameter 0: expected (), got (3,)")
     assert texts[3] == "parameters in each group of the states: expected [11], got [2]"
     zero.step()
-
-
-@torch_world.on(2)
-def test_a_deleted_optimizer_leaves_no_hooks():
-    grid, model = Grid(dp=2), Odd()
-    zero = ShardedOptimizer(model, grid, adamw)
-    del zero
-    loss_of(model, 0, grid.dp).backward()
-    assert model.scale.grad is not None
-    zero = ShardedOptimizer(model, grid, adamw)
-    model.zero_grad()
-    trained(zero, model, range(2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

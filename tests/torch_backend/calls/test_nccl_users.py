@@ -111,11 +111,8 @@ def call_alone(aborted):
 
 
 @pytest.mark.parametrize("raised", [Aborted, CollectiveTimeout])
+@torch_world.on(2)
 def test_a_running_kernel_ends_by_an_abort_or_by_the_timeout_that_was_set(raised):
-    torch_world.run(ends, 2, raised)
-
-
-def ends(raised):
     with gpus():
         if raised is CollectiveTimeout:
             dist.group.WORLD.set_timeout(timedelta(seconds=SHORT))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from test_clients import as_on_gloo, flat, ranks, train
+from test_clients import as_on_gloo, flat, train
 from test_operations import me, same, value, values
 from torch import nn
 
@@ -72,6 +72,5 @@ def sparse_embedding():
     return train(net, None, inputs, optimizer=optimizer), flat(net.parameters())
 
 
-@ranks
-def test_ddp_with_a_sparse_embedding(size):
-    as_on_gloo(sparse_embedding, size)
+def test_ddp_with_a_sparse_embedding():
+    as_on_gloo(sparse_embedding)

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from test_clients import STEPS, as_on_gloo, batch, flat, model, ranks, train
+from test_clients import STEPS, as_on_gloo, batch, flat, model, train
 from torch import nn
 
 from harness import torch_world
@@ -125,9 +125,8 @@ def memory_from_the_group():
     return losses, flat(parameter.full_tensor() for parameter in net.parameters())
 
 
-@ranks
-def test_fsdp2_allocates_memory_from_the_group(size):
-    as_on_gloo(memory_from_the_group, size)
+def test_fsdp2_allocates_memory_from_the_group():
+    as_on_gloo(memory_from_the_group)
 
 
 def sharded_tensor():
@@ -145,9 +144,8 @@ def sharded_tensor():
 @pytest.mark.skipif(
     torch.backends.cuda.is_built() and not torch.cuda.is_available(), reason="torch puts it on the GPU that it expects"
 )
-@ranks
-def test_a_sharded_tensor_is_gathered(size):
-    as_on_gloo(sharded_tensor, size)
+def test_a_sharded_tensor_is_gathered():
+    as_on_gloo(sharded_tensor)
 
 
 def hooked(kind):
@@ -157,6 +155,5 @@ def hooked(kind):
     return losses, flat(net.parameters())
 
 
-@ranks
-def test_ddp_with_the_builtin_hook(size):
-    as_on_gloo(hooked, size, "ALLREDUCE")
+def test_ddp_with_the_builtin_hook():
+    as_on_gloo(hooked, "ALLREDUCE")

@@ -60,8 +60,8 @@ def test_a_group_inside_a_host_shares_memory():
 
 @pytest.mark.slow
 def test_a_late_rank_on_another_host_is_named():
-    answers = test_failures.answers_of(across_hosts, 3, test_failures.late, "all_reduce", timeout=1.0)
-    for kind, culprit, text, seconds in answers.values():
+    answers = torch_world.run(across_hosts, 3, test_failures.late, "all_reduce", timeout=1.0)
+    for kind, culprit, text, seconds in answers:
         assert (kind, culprit) == ("CollectiveTimeout", 1)
         assert "it was not called by rank 1" in text
         assert seconds < 3
@@ -95,7 +95,7 @@ def wordy():
 
 @pytest.mark.slow
 def test_a_long_reason_reaches_the_other_hosts_whole():
-    for text in test_failures.answers_of(across_hosts, 3, wordy).values():
+    for text in torch_world.run(across_hosts, 3, wordy):
         assert 600 * "ü" in text
 
 

@@ -155,17 +155,14 @@ def test_a_rank_that_does_not_join_is_named_on_every_other(tmp_path):
     harness.run(wait_for_a_third, 2, str(tmp_path / "store"))
 
 
-def know_where_torch_serves_its_store(_):
+@harness.on(1, world="processes")
+def test_where_torch_serves_its_store_is_known(comm):  # noqa: ARG001
     from ringcomm.bootstrap.torch_store import _address_of
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
     for inner in (store, dist.PrefixStore("a group", dist.PrefixStore("a job", store))):
         assert _address_of(inner) == f"127.0.0.1:{store.port}"
     assert _address_of(dist.PrefixStore("a job", dist.HashStore())) == ""
-
-
-def test_where_torch_serves_its_store_is_known():
-    harness.run(know_where_torch_serves_its_store, 1)
 
 
 @pytest.mark.parametrize(("value", "backend"), [("1", "ringcomm"), ("yes", "gloo")])

@@ -28,17 +28,7 @@ HOSTS = [  # library, layout, the rank that fails, and the call of the others
     ("openmpi", "0001", 3, "barrier"),
     ("mpich", "0101", 1, "all_to_all"),
 ]
-MORE = [
-    ("mpich", "01", 1, "reduce"),
-    ("mpich", "0123", 0, "a queue"),
-    ("openmpi", "0011", 0, "all_gather"),
-    ("mpich", "0001", 1, "objects"),
-    ("openmpi", "0112", 2, "all_reduce"),
-]
-hosts = pytest.mark.parametrize(
-    ("library", "layout", "rank", "name"),
-    [*HOSTS, *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in MORE)],
-)
+hosts = pytest.mark.parametrize(("library", "layout", "rank", "name"), HOSTS)
 
 
 @hosts

@@ -15,6 +15,7 @@ from cases.between_hosts import (
     check_exact,
     check_rounded,
     hosts_of,
+    on_layouts,
     run_on,
     uneven,
     values,
@@ -30,10 +31,8 @@ from ringcomm.types import DTYPES, REDUCING, WHOLE, PremulSum
 ONE_SHOT, SLOT = 8 << 10, 384  # bytes: of a host with one rank, of each rank of a larger host
 PIECE = 256 << 10  # bytes: of a transfer
 USUAL = ("01", "0011", "0001", "0123", "010")
-MORE = ("012", "0101", "0112", "01012")
 
 layouts = pytest.mark.parametrize("layout", USUAL)
-all_layouts = pytest.mark.parametrize("layout", [*USUAL, *MORE])
 
 
 # --- Moved and exact data ---------------------------------------------------------------------------------------------
@@ -43,14 +42,6 @@ all_layouts = pytest.mark.parametrize("layout", [*USUAL, *MORE])
 def test_moved_and_exact_data_are_the_same_as_on_other_transports(layout):
     for name, collectives in algorithms(layout, [*PLANS]):
         run_on(layout, check_exact, collectives, 4096, algorithm=name)
-
-
-@pytest.mark.exhaustive
-@all_layouts
-@pytest.mark.parametrize("segment", [SLOT, ONE_SHOT, PIECE])
-def test_moved_and_exact_data_of_all_sizes(layout, segment):
-    for name, collectives in algorithms(layout, [*PLANS]):
-        run_on(layout, check_exact, collectives, segment, algorithm=name)
 
 
 def check_sizes(comm, collectives, sizes):
@@ -119,14 +110,6 @@ def test_chunks_have_the_same_bits_and_the_sums_of_the_schedule(layout, monkeypa
     run_on(layout, check_rounded, layout, ["all_reduce", "reduce"], "ring", calls, LinkCost(0, 1e-8), **slow)
 
 
-@pytest.mark.exhaustive
-@all_layouts
-def test_sums_of_all_lengths_are_rounded_as_the_schedule_defines(layout):
-    calls = [(count, kind) for count in (4097, 9001, 99_991) for kind in ROUNDED + SIGNED]
-    for name, collectives in algorithms(layout, REDUCING):
-        run_on(layout, check_rounded, layout, collectives, name, calls, algorithm=name)
-
-
 def in_one_shot(inputs, op, layout):
     """Return the reduction of a small call: inside each host in rank order, then hosts in order, rounded once."""
     if isinstance(op, PremulSum):
@@ -136,7 +119,8 @@ def in_one_shot(inputs, op, layout):
     return average(result, len(inputs)) if op == "avg" else result
 
 
-def check_one_shot(comm, layout):
+@on_layouts(*USUAL, "012", "0101", "0112", "01012")
+def test_small_sums_are_rounded_once_for_all_hosts(comm, layout):
     size, me = comm.size, comm.rank
     for number, (dtype, op) in enumerate(ROUNDED + SIGNED):
         for count in (0, 1, 7, SLOT // numpy_dtype(dtype).itemsize):
@@ -153,15 +137,11 @@ def check_one_shot(comm, layout):
             assert comm._transport.path()[0] == "one-shot"
 
 
-@all_layouts
-def test_small_sums_are_rounded_once_for_all_hosts(layout):
-    run_on(layout, check_one_shot, layout)
-
-
 # --- Other dtypes, groups, messages -----------------------------------------------------------------------------------
 
 
-def check_every_dtype(comm):
+@on_layouts(*USUAL)
+def test_every_dtype_is_moved(comm):
     for dtype in DTYPES:
         for count in (5, 5000):
             inputs = [filled(rank, count, dtype) for rank in range(comm.size)]
@@ -169,12 +149,8 @@ def check_every_dtype(comm):
             assert_same(comm.broadcast(inputs[comm.rank].copy(), 1), inputs[1], dtype)
 
 
-@layouts
-def test_every_dtype_is_moved(layout):
-    run_on(layout, check_every_dtype)
-
-
-def check_groups(comm):
+@on_layouts(*USUAL)
+def test_groups_across_hosts(comm):
     """Call in groups of pairs, of even and odd ranks, of all ranks in reverse, of one rank, and in groups of those."""
     for color in (comm.rank // 2, comm.rank % 2, 0, comm.rank, 0 if comm.rank else None):
         group = comm.split(color, key=-comm.rank)
@@ -190,12 +166,8 @@ def check_groups(comm):
         group.close()
 
 
-@layouts
-def test_groups_across_hosts(layout):
-    run_on(layout, check_groups)
-
-
-def split_in_threads(comm):
+@on_layouts("01", "0011")
+def test_communicators_are_split_by_two_threads_at_once(comm):
     """Two threads of each rank split and use two communicators at the same time."""
     parents = comm.split(0), comm.split(0)
 
@@ -209,12 +181,8 @@ def split_in_threads(comm):
     run_threads(use, parents)
 
 
-@pytest.mark.parametrize("layout", ["01", "0011"])
-def test_communicators_are_split_by_two_threads_at_once(layout):
-    run_on(layout, split_in_threads)
-
-
-def exchange_large(comm):
+@on_layouts("01")
+def test_messages_of_one_and_of_several_pulls(comm):
     """Messages around the length from which on the receiver pulls them, and of several pulls."""
     peer = 1 - comm.rank
     for salt, length in enumerate(((64 << 10) - 1, 64 << 10, (64 << 10) + 1, (1 << 20) + 1, (4 << 20) + 1, 9 << 20)):
@@ -223,16 +191,16 @@ def exchange_large(comm):
         assert_same(y, messages.message(peer, length, salt), f"{length} bytes")
 
 
-@pytest.mark.parametrize(
-    ("fn", "layout"),
-    [
-        *((messages.lengths, layout) for layout in ("01", "012", "0011")),
-        (messages.ordered, "0011"),
-        (messages.receives_first, "010"),
-        *((fn, "01") for fn in (messages.both_send_first, messages.many_pending, messages.in_threads, exchange_large)),
-        *((messages.beside_collectives, layout) for layout in ("0011", "010", "012")),
-    ],
-    ids=lambda each: getattr(each, "__name__", each),
-)
-def test_messages_between_hosts(fn, layout):
-    run_on(layout, fn)
+MESSAGES = {
+    messages.test_messages_of_every_length_go_around_a_ring: ("01", "012", "0011"),
+    messages.test_messages_keep_their_order_per_peer_and_tag: ("0011",),
+    messages.test_receives_may_be_posted_before_anything_is_sent: ("010",),
+    messages.test_many_messages_may_be_pending: ("01",),
+    messages.test_threads_of_a_rank_send_and_receive_concurrently: ("01",),
+    messages.test_messages_run_beside_collectives: ("0011", "010", "012"),
+}
+
+
+@pytest.mark.parametrize(("test", "layout"), [(test, layout) for test in MESSAGES for layout in MESSAGES[test]])
+def test_messages_between_hosts(test, layout):
+    run_on(layout, test.on_rank)

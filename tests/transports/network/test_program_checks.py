@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cases.between_hosts import run_on
+from cases.between_hosts import on_layouts
 from harness.failures import check_usable
 from ringcomm.errors import ArgumentError, RingcommError
 from ringcomm.native import NULL, check, ffi, lib
@@ -57,65 +57,23 @@ REFUSED = {
 }
 
 
-def refuse_steps(comm):
+@on_layouts("0011")
+def test_a_step_outside_its_memory_is_refused(comm):
     if comm.rank == 0:
         for wild, words in REFUSED.values():
             refused(comm, words, "all_reduce", wild)
+        # What only the root passes is no memory of another rank, and only a reduction combines.
+        words = "outgoing: expected a block of the 0 elements of memory 0"
+        refused(comm, words, "scatter", step(COPY, A, (MEMORY_OF_STEPS, 0, 10)))
+        words = "all_gather does not reduce"
+        refused(comm, f"operand: {words}", "all_gather", step(EXCHANGE, A, B, dest=-1, source=2, operand=A))
+        refused(comm, f"reduce: {words}", "all_gather", step(LOCAL, A, B, collective=lib.RC_REDUCE))
     check_usable(comm)
 
 
-def test_a_step_outside_its_memory_is_refused():
-    run_on("0011", refuse_steps)
-
-
-def refuse_other_memory(comm):
-    add(comm, "reduce", step(COPY, A, (MEMORY_OF_STEPS, 0, 10)))
-    if comm.rank != 1:
-        words = "outgoing: expected a block of the 0 elements of memory 0"
-        refused(comm, words, "scatter", step(COPY, A, (MEMORY_OF_STEPS, 0, 10)))
-
-
-def test_what_only_the_root_passes_is_no_memory_of_another_rank():
-    run_on("0011", refuse_other_memory)
-
-
-def refuse_reductions(comm):
-    words = "all_gather does not reduce"
-    refused(comm, f"operand: {words}", "all_gather", step(EXCHANGE, A, B, dest=-1, source=comm.rank ^ 2, operand=A))
-    refused(comm, f"reduce: {words}", "all_gather", step(LOCAL, A, B, collective=lib.RC_REDUCE))
-
-
-def test_only_a_reduction_combines():
-    run_on("0011", refuse_reductions)
-
-
-def add_counts(comm):
-    add(comm, "all_reduce", step(COPY, A, B, collective=10**9, counts=ffi.new("uint64_t[]", [1])))
-
-
-def test_counts_of_a_step_that_is_no_collective_are_not_read():
-    run_on("0011", add_counts)
-
-
-def refuse_local(comm):
+@on_layouts("01")
+def test_ranks_that_share_no_memory_have_no_collective_inside_the_host(comm):
     refused(comm, "share no memory", "all_reduce", step(LOCAL, A, B, collective=lib.RC_ALL_REDUCE))
-
-
-def test_ranks_that_share_no_memory_have_no_collective_inside_the_host():
-    run_on("01", refuse_local)
-
-
-def refuse_members(comm):
-    transport, slot = comm._transport._host, ffi.new("rc_comm **")
-    local, network = transport._local, transport._network.handle
-    for members in ([0, 1, 2, 2], [0, 0, 2, 3]):
-        arguments = (network, 9, comm.rank, 4, members, [0, 0, 1, 1], local.handle, NULL, local.tuning, slot)
-        with pytest.raises(ArgumentError, match=r"rank \d is a member twice"):
-            check(lib.rc_network_group(*arguments))
-
-
-def test_a_process_is_a_member_once():
-    run_on("0011", refuse_members)
 
 
 def test_a_collective_without_stages_is_refused_with_its_name():
