@@ -135,8 +135,7 @@ class Failing:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-@harness.on(1)
-def test_a_process_that_was_out_of_descriptors_answers_afterwards(comm):
+def out_of_descriptors(_):
     with by_descriptor():
         memory = emulated.device.allocate(1, "memory")
         handle = emulated.device.export(memory).split()[3]
@@ -148,8 +147,11 @@ def test_a_process_that_was_out_of_descriptors_answers_afterwards(comm):
     assert "Too many open files" in str(warning.call_args[0])
 
 
-@harness.on(1)
-def test_peers_that_send_nothing_delay_no_other(comm):
+def test_a_process_that_was_out_of_descriptors_answers_afterwards():
+    harness.run(out_of_descriptors, 1)
+
+
+def silent(_):
     with by_descriptor(), patch.object(descriptors, "SECONDS", 1.0), ExitStack() as stack:
         memory = emulated.device.allocate(1, "memory")
         handle = emulated.device.export(memory).split()[3]
@@ -157,6 +159,10 @@ def test_peers_that_send_nothing_delay_no_other(comm):
         for _ in range(2):  # one after the other they would take longer than a peer waits
             stack.enter_context(unix.connect(address, 1.0, unix.DescriptorSocket))
         descriptors.close(descriptors.open_exported(emulated.device.gpu._names, handle))
+
+
+def test_peers_that_send_nothing_delay_no_other():
+    harness.run(silent, 1)
 
 
 @harness.on(2, world="processes")
