@@ -30,12 +30,13 @@ void CollectiveOp::await_room(size_t staged_bytes) {
     // A count per pair of ranks: await_starts() compares them all.
     const bool counts = call.counts && collectives[call.collective].exchanges();
     // Staging buffers and counts have room for two calls.
-    verify(staged_bytes > INLINE_BYTES || counts ? call.epoch - 1 : call.epoch - std::min(call.epoch, RUN_AHEAD));
+    verify(staged_bytes > INLINE_BYTES || counts ? call.epoch - 1
+                                                 : call.epoch - std::min(call.epoch, comm.run_ahead()));
     if (counts) memcpy(comm.arena().counts(rank, call.epoch), call.counts, 2 * size * sizeof(uint64_t));
 }
 
 void CollectiveOp::publish_start(const DirectBuffers* buffers) {
-    StartRecord& record = comm.mine().records[call.epoch % RECORDS];
+    StartRecord& record = comm.record(rank, call.epoch);
     record.signature = call.signature;
     if (buffers) {
         record.signature.word |= SIGNATURE_DIRECT;

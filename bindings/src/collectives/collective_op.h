@@ -65,7 +65,7 @@ public:
     void read(int r, std::byte* target, const std::byte* address, size_t bytes);
 
 private:
-    const StartRecord& record(int r, uint64_t epoch) const { return comm.header(r).records[epoch % RECORDS]; }
+    const StartRecord& record(int r, uint64_t epoch) const { return comm.record(r, epoch); }
     // Before chunk 0 is written: until no rank reads what was there before.
     void await_room(size_t staged_bytes);
     void publish_start(const DirectBuffers* buffers);

@@ -30,17 +30,17 @@ bool Comm::can_start(const CallRecord& call) const {
     const size_t most =
         std::min<size_t>({tuning().one_shot_bytes, tuning().segment_bytes, arena().layout.staging_bytes});
     const uint64_t next = mine().finished.load(std::memory_order_relaxed) + 1;
-    const bool has_room = next <= verified + (bytes <= INLINE_BYTES ? RUN_AHEAD : 1);
+    const bool has_room = next <= verified + (bytes <= INLINE_BYTES ? run_ahead() : 1);
     return known && bytes <= most && !may_be_direct(tuning(), bytes) && has_room;
 }
 
 bool Comm::has_arrived(const CallRecord& call) const {
-    const auto record = [&](int p) -> const StartRecord& { return header(p).records[call.epoch % RECORDS]; };
-    const auto has_started = [&](int p) { return p == rank || observe(record(p).epoch) >= call.epoch; };
+    const auto start_of = [&](int p) -> const StartRecord& { return record(p, call.epoch); };
+    const auto has_started = [&](int p) { return p == rank || observe(start_of(p).epoch) >= call.epoch; };
     const int needed = awaited(call);
     if (needed == NO_RANK) return true;
     // A mismatch names all ranks.
-    if (needed >= 0 && has_started(needed) && record(needed).signature == call.signature) return true;
+    if (needed >= 0 && has_started(needed) && start_of(needed).signature == call.signature) return true;
     for (int p = 0; p < size; ++p) {
         if (!has_started(p)) return false;
     }

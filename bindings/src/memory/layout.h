@@ -6,6 +6,8 @@
 //                             | FlightBetweenHosts |
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -39,9 +41,15 @@ struct DirectBuffers {
 // the epoch; a rank that has read the epoch may read the rest.
 //
 // A rank compares the records of all ranks, of each call, but not always in that call: see CollectiveOp::verify(). It
-// starts call e once it has compared those of call e - RUN_AHEAD. So, when all ranks have started that one, they have
-// compared those of call e - RECORDS, and have nothing more to read in its slot, `epoch % RECORDS`.
-constexpr uint64_t RECORDS = 64, RUN_AHEAD = RECORDS / 2;
+// starts call e once it has compared those of call e - s / 2, where its group uses s slots. So, when all ranks have
+// started that one, they have compared those of call e - s, and have nothing more to read in its slot, `epoch % s`.
+constexpr uint64_t RECORDS = 64;
+// The slots that a group of this many ranks uses. The records that a rank reads in turn are to stay in the cache of its
+// core, a third of a MiB of them.
+constexpr uint64_t record_slots(int ranks) {
+    constexpr uint64_t CACHED = 512, LEAST = 4;
+    return std::clamp(std::bit_floor(CACHED / uint64_t(ranks)), LEAST, RECORDS);
+}
 struct alignas(LINE) StartRecord {
     Flag epoch;
     Signature signature;

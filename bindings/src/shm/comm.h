@@ -31,6 +31,8 @@ public:
     const std::vector<GroupMemory>& ancestors() const { return ancestors_; }
     RankHeader& header(int r) const { return arena().rank(r); }
     RankHeader& mine() const { return arena().rank(rank); }
+    StartRecord& record(int r, uint64_t epoch) const { return header(r).records[epoch & (record_slots_ - 1)]; }
+    uint64_t run_ahead() const { return record_slots_ / 2; }  // calls whose records need not be compared yet
 
     void ensure_ready() override;  // allocates its memory at first use
     void check_failure() const override;
@@ -114,6 +116,7 @@ private:
     bool is_one_way(const CallRecord& call) const;
     bool is_world() const { return group_.arena == world->arena; }
 
+    const uint64_t record_slots_ = record_slots(size);
     const GroupMemory group_;
     const std::vector<GroupMemory> ancestors_;
     AnySleeper sleeper_;

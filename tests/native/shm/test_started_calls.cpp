@@ -168,7 +168,7 @@ void a_start_waits_for_no_record(rc_comm* comm, int rank, int n) {
     if (rank == 0) ahead = false;
     DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));
     while (rank && !ahead.load() && rc_check(comm) == RC_OK) std::this_thread::yield();
-    for (uint64_t k = 0; k < ringcomm::RUN_AHEAD; ++k) {
+    for (uint64_t k = 0; k < ringcomm::record_slots(n) / 2; ++k) {
         x.assign(COUNT, rank + int(k));
         DO(run(comm, RC_BROADCAST, x.data(), x.data(), COUNT));
         CHECK(x == std::vector<int>(COUNT, int(k)));
