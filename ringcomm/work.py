@@ -15,7 +15,8 @@ class Work:
     """A call started with `async_op=True`.
 
     Until it is done, do not write its source or access its target. The call runs on if the work is dropped; closing or
-    dropping the communicator ends it. A later call raises the error of one whose work was dropped: see docs/errors.md.
+    dropping the communicator ends it. The error of one whose work was dropped is raised by `check` or `close` of the
+    communicator: see docs/errors.md.
     """
 
     def wait(self, timeout: float | None = None) -> Any:

@@ -211,8 +211,10 @@ int rc_close(rc_comm* comm);
 void rc_free(rc_comm* comm);
 /* RC_OK while the communicator is usable, else the first failure. */
 int rc_check(rc_comm* comm);
-/* RC_OK, or the failure of an earlier call that this rank has found and not returned yet: see rc_call, rc_work_drop. */
+/* RC_OK, or a mismatch of an earlier call that this rank has found and not returned yet. */
 int rc_check_calls(rc_comm* comm);
+/* RC_OK, or the failure of a call whose work was dropped: see rc_work_drop. */
+int rc_check_dropped(rc_comm* comm);
 /* The path of this rank's last collective, and its number of chunks. */
 int rc_last_path(rc_comm* comm, int* path, uint64_t* chunks);
 /* Adds an entry for each later call of this rank to a file, from byte 4096 on: see core/trace.h. `fd` stays the
@@ -356,8 +358,7 @@ int rc_work_notify(rc_work* work, uint64_t token);
 /* Waits for the next token of this process, in order of completion; 0 after `timeout`. */
 uint64_t rc_next_done(double timeout);
 /* The program will neither wait nor poll: the call goes on by itself, unless the system refuses a thread. A failure
- * that no wait has returned, and that leaves the communicator usable, is returned by its next collective once that has
- * ended, by rc_check_calls or by rc_close. */
+ * that no wait has returned, and that leaves the communicator usable, is returned by rc_check_dropped or rc_close. */
 int rc_work_drop(rc_work* work);
 void rc_work_free(rc_work* work); /* drops it */
 

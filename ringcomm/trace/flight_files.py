@@ -64,6 +64,8 @@ def _parse(line: str, fields: dict[str, Any]) -> Record:
 
 
 def _check(value: Any, fields: dict[str, Any]) -> Record:
-    if not isinstance(value, dict) or not all(isinstance(value.get(name), kind) for name, kind in fields.items()):
+    if not isinstance(value, dict) or not all(
+        name in value and isinstance(value[name], kind) for name, kind in fields.items()
+    ):
         raise ValueError(value)
     return value

@@ -163,6 +163,10 @@ class Transport(ABC):
         check(lib.rc_check(self.handle))
         check(lib.rc_check_calls(self.handle))
 
+    def check_dropped(self) -> None:
+        """Raise the error of a call whose work was dropped, once."""
+        check(lib.rc_check_dropped(self.handle))
+
     def lost(self) -> list[int]:
         """Return the ranks that have died or closed."""
         lib.rc_check(self.handle)  # what has come from other hosts

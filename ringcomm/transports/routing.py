@@ -265,6 +265,7 @@ class RoutingTransport:
             self._group.poll()
             self._group.check()
         self._host.check()
+        self._host.check_dropped()
         self._staged.check_dropped()
 
 

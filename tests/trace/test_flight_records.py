@@ -240,6 +240,7 @@ def record_of(**fields):
 DAMAGED = [
     *("{}", "[]", "7", '{"group": "', "[" * 100_000),
     *(record_of(calls=calls) for calls in (None, [7], [CALL | {"seconds": "x"}], [CALL | {"waits_for": [1]}])),
+    record_of(calls=[{name: value for name, value in CALL.items() if name != "ago"}]),
 ]
 
 

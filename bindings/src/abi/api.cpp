@@ -104,7 +104,9 @@ int rc_close(rc_comm* comm) {
         handle.state->collectives.stop();
         handle.state->p2p.stop();
         PeerGroup& group = *handle.state->group;
-        if (!lost && !group.has_failed()) lost = group.take_kept_failure();
+        for (KeptFailure* const kept : {&group.returned_failure, &group.dropped_failure}) {
+            if (!lost && !group.has_failed()) lost = kept->take();
+        }
         group.finish_closing();
         handle.state.reset();
         if (!lost) return;
@@ -127,7 +129,11 @@ int rc_check(rc_comm* comm) {
 }
 
 int rc_check_calls(rc_comm* comm) {
-    return enter(comm, [&](const EntryGuard& entry) { entry.group().check_calls(); });
+    return enter(comm, [&](const EntryGuard& entry) { entry.group().returned_failure.check(); });
+}
+
+int rc_check_dropped(rc_comm* comm) {
+    return enter(comm, [&](const EntryGuard& entry) { entry.group().dropped_failure.check(); });
 }
 
 int rc_last_path(rc_comm* comm, int* path, uint64_t* chunks) {
@@ -260,8 +266,7 @@ private:
 };
 
 template <class Function>
-void enter_open(rc_work& work, Function function) {
-    if (work.work->done()) return;
+void enter_for(rc_work& work, Function function) {
     try {
         const EntryGuard entry(*work.handle);
         function(*work.work, entry.group());
@@ -294,7 +299,9 @@ int rc_work_wait(rc_work* work, double timeout, int* source) {
 }
 
 int rc_work_done(rc_work* work) {
-    if (work) guarded([&] { enter_open(*work, [](Work& open, PeerGroup&) { open.advance(); }); });
+    if (!rc_work_ended(work)) {
+        guarded([&] { enter_for(*work, [](Work& open, PeerGroup&) { open.advance(); }); });
+    }
     return rc_work_ended(work);
 }
 
@@ -305,16 +312,17 @@ int rc_work_notify(rc_work* work, uint64_t token) {
         check_pointer("work", work);
         if (token == 0) reject("token: expected a number other than 0");
         work->work->notify(token);
-        enter_open(*work, [](Work& open, PeerGroup&) { open.detach(); });
+        if (!work->work->done()) enter_for(*work, [](Work& open, PeerGroup&) { open.detach(); });
     });
 }
 
 int rc_work_drop(rc_work* work) {
     return guarded([&] {
         check_pointer("work", work);
-        enter_open(*work, [](Work& open, PeerGroup& group) {
-            open.drop(group);
-            open.detach();
+        if (work->work->done() && !work->work->has_unseen_failure()) return;
+        enter_for(*work, [](Work& dropped, PeerGroup& group) {
+            dropped.drop(group);
+            if (!dropped.done()) dropped.detach();
         });
     });
 }
@@ -324,8 +332,5 @@ uint64_t rc_next_done(double timeout) { return next_done(timeout); }
 void rc_work_free(rc_work* work) {
     if (!work || work->handle->forked()) return;
     rc_work_drop(work);
-    if (work->work->has_unseen_failure()) {
-        guarded([&] { work->work->drop(EntryGuard(*work->handle).group()); });
-    }
     delete work;
 }

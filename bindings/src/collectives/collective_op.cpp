@@ -74,7 +74,7 @@ void CollectiveOp::verify(uint64_t last) {
             await(record(p, epoch).epoch, epoch, p);
             if (signature_in(record(p, epoch)) != signature_in(record(rank, epoch))) other = p;
         }
-        if (other >= 0) comm.keep_failure(mismatch_of(epoch, other));
+        if (other >= 0) comm.returned_failure.keep(mismatch_of(epoch, other));
     }
     awaited_epoch_ = call.epoch;
 }

@@ -239,10 +239,10 @@ void CollectiveQueue::run_recorded(CallRecord& call) {
     } catch (const std::exception& other) {
         group_.fail(Failure(RC_SYSTEM, other.what(), group_.rank));
     }
-    const bool kept = group_.has_kept_failure(), throws = kept && !call.is_part();
+    const bool kept = group_.returned_failure.exists(), throws = kept && !call.is_part();
     if (call.deferred_mismatch) *call.deferred_mismatch = kept;
     group_.flight.end(call.flight, throws ? RC_MISMATCH : RC_OK);
-    if (throws) group_.check_calls();
+    if (throws) group_.returned_failure.check();
 }
 
 void CollectiveQueue::stop() {

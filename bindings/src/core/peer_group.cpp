@@ -9,6 +9,18 @@
 
 namespace ringcomm {
 
+void KeptFailure::keep(const Failure& failure) {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = failure;
+    exists_.store(true);
+}
+
+std::optional<Failure> KeptFailure::take() {
+    const std::lock_guard lock(mutex_);
+    exists_.store(false);
+    return std::exchange(failure_, std::nullopt);
+}
+
 std::atomic<uint64_t> fork_generation{0};
 std::atomic<int (*)()> interrupt_function{nullptr};
 
@@ -68,20 +80,6 @@ void PeerGroup::stop_trace() {
     if (!trace) return;
     trace_.store(trace->outer);
     trace->end();
-}
-
-void PeerGroup::keep_failure(const Failure& failure) {
-    const int code = failure.error.code;
-    if (code != RC_MISMATCH && code != RC_ARGUMENT) return;  // of the group, whose every call raises it, or its end
-    const std::lock_guard lock(kept_mutex_);
-    if (!kept_) kept_ = failure;
-    has_kept_.store(true);
-}
-
-std::optional<Failure> PeerGroup::take_kept_failure() {
-    const std::lock_guard lock(kept_mutex_);
-    has_kept_.store(false);
-    return std::exchange(kept_, std::nullopt);
 }
 
 void PeerGroup::ensure_ready() {

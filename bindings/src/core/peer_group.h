@@ -39,6 +39,23 @@ private:
 // -1: not there.
 int index_of(int member, const std::vector<int>& members);
 
+// The first failure that no call has thrown yet, of a group that stays usable.
+class KeptFailure {
+public:
+    void keep(const Failure& failure);
+    bool exists() const { return exists_.load(std::memory_order_relaxed); }
+    std::optional<Failure> take();
+    void check() {
+        if (!exists()) return;
+        if (const auto kept = take()) throw *kept;
+    }
+
+private:
+    std::mutex mutex_;
+    std::optional<Failure> failure_;
+    std::atomic<bool> exists_{false};
+};
+
 class PeerGroup {
 public:
     // `flight`: this rank's. `drains`: of all groups of this rank.
@@ -111,15 +128,11 @@ public:
     virtual void prepare(const CallRecord&) {}
     // One thread at a time. A call that throws RC_MISMATCH or RC_ARGUMENT is over on all ranks.
     virtual void run_collective(const CallRecord& call) = 0;
-    // Keeps a failure that no call has raised, if the group stays usable: a mismatch of a call that had returned, or
-    // the failure of one whose work was dropped. check_calls() throws the first one, after a later call or by itself.
-    void keep_failure(const Failure& failure);
-    bool has_kept_failure() const { return has_kept_.load(std::memory_order_relaxed); }
-    void check_calls() {
-        if (!has_kept_failure()) return;
-        if (const auto kept = take_kept_failure()) throw *kept;
-    }
-    std::optional<Failure> take_kept_failure();
+    // The mismatch of a call that had returned: the next call throws it, once that has ended.
+    KeptFailure returned_failure;
+    // The failure of a call whose work was dropped. No later call throws it: other ranks may have seen it in their
+    // waits, and would go on with further parts of that call without this one.
+    KeptFailure dropped_failure;
     // Whether the call can be started without waiting: then start_collective() gives its peers all that they need of
     // this rank, and once has_arrived() is true, run_collective() does the rest without waiting for long.
     virtual bool can_start(const CallRecord&) const { return false; }
@@ -156,9 +169,6 @@ private:
     std::atomic<Trace*> trace_{nullptr};
     std::mutex traces_mutex_;
     std::vector<std::unique_ptr<Trace>> traces_;  // another thread may still add to an earlier one
-    std::mutex kept_mutex_;
-    std::optional<Failure> kept_;
-    std::atomic<bool> has_kept_{false};
 };
 
 }  // namespace ringcomm

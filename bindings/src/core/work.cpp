@@ -81,7 +81,8 @@ void Work::drop(PeerGroup& group) {
 }
 
 void Work::keep_in(PeerGroup& group) {
-    group.keep_failure(*failure_);
+    const int code = failure_->error.code;
+    if (code == RC_MISMATCH || code == RC_ARGUMENT) group.dropped_failure.keep(*failure_);  // others break the group
     failure_seen_.store(true);
 }
 
