@@ -221,7 +221,7 @@ def test_an_aborted_communicator_goes_on_whole():
 
 def test_without_the_launcher_it_is_refused():
     def shrink(comm):
-        assert "start the ranks with ringcomm run --nnodes" in str(raised(ArgumentError, comm.shrink))
+        assert "start the ranks with ringcomm run --nnodes … --respawn N" in str(raised(ArgumentError, comm.shrink))
         comm.barrier()
 
     run_on("01", shrink)
