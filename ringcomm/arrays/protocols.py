@@ -110,6 +110,8 @@ def read_cuda(obj: Any) -> CudaArray:
         raise BufferError("masked arrays on a GPU have no buffer")
     if prod(iter(shape)) < 0:
         raise BufferError(f"invalid shape {shape}")
+    if not address and prod(shape):
+        raise BufferError(f"a null pointer to an array of shape {tuple(shape)}")
     if described is not None and (len(described) != 1 or tuple(described[0]) != ("", typestr)):
         warnings.warn("the key 'descr' of __cuda_array_interface__ is ignored", RuntimeWarning, stacklevel=4)
     return CudaArray(address or 0, bool(readonly), tuple(shape), facts.get("strides"), typestr)
@@ -197,6 +199,8 @@ def _by_dlpack(obj: Any) -> Exposed:
     shape = tensor.shape[: tensor.ndim] if tensor.ndim else []
     if any(length < 0 for length in shape):
         raise BufferError(f"DLPack: invalid shape {shape}")
+    if not tensor.data and prod(shape):
+        raise BufferError(f"DLPack: a null pointer to an array of shape {tuple(shape)}")
     if tensor.ndim and tensor.strides and not _contiguous(shape, tensor.strides[: tensor.ndim], 1):
         raise _not_contiguous(obj)
     item = (tensor.bits * tensor.lanes + 7) // 8

@@ -9,7 +9,7 @@ from itertools import chain
 
 from ringcomm.errors import CollectiveTimeout, PeerLost
 
-__all__ = ["format_ranks", "lost_in_start", "missing_connections", "missing_ranks", "rank_in_job"]
+__all__ = ["by_rank", "format_ranks", "lost_in_start", "missing_connections", "missing_ranks", "rank_in_job"]
 
 
 def format_ranks(numbers: Collection[int], member: str = "rank") -> str:
@@ -22,6 +22,13 @@ def format_ranks(numbers: Collection[int], member: str = "rank") -> str:
             runs.append([number])
     *first, last = chain.from_iterable([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run) for run in runs)
     return f"{member}{'s' * (len(numbers) > 1)} {', '.join(first) + ' and ' if first else ''}{last}"
+
+
+def by_rank(values: Sequence[str], member: str = "rank", members: Sequence[int] = ()) -> str:
+    """Describe which ranks have which value; `members`: their ranks in the job, see above."""
+    numbers = members or range(len(values))
+    ranks = {value: [n for n, other in zip(numbers, values, strict=True) if other == value] for value in values}
+    return "; ".join(f"{value} on {format_ranks(where, member)}" for value, where in ranks.items())
 
 
 def rank_in_job(members: Sequence[int], rank: int) -> int:

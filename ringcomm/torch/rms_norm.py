@@ -43,10 +43,15 @@ def all_reduce_rms_norm(
     with torch.no_grad():
         x, residual, weight = (_aligned(tensor) for tensor in (x, residual, weight))
         total, output = torch.empty_like(x), torch.empty_like(x)
-        pointer, count, dtype = ADAPTERS[type(x)].memory(x, False)
+        adapter = ADAPTERS[type(x)]
+        pointer, count, dtype = adapter.memory(x, False)
         if isinstance(pointer, Pointer):
-            norm = RmsNorm(_pointer(residual), _pointer(weight), _pointer(output), x.shape[-1], eps)
-            call = CollectiveCall(_pointer(x), _pointer(total), count, dtype)
+            given, added, scale, result, target = (
+                ffi.cast("void *", adapter.memory(tensor, False)[0].address)
+                for tensor in (x, residual, weight, output, total)
+            )
+            norm = RmsNorm(added, scale, result, x.shape[-1], eps)
+            call = CollectiveCall(given, target, count, dtype)
             if comm._transport.all_reduce_rms_norm(pointer.device, call, norm):
                 return output, total
         comm.all_reduce(x, out=total)
@@ -80,10 +85,6 @@ def _check(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: f
             raise refuse(name, f"a tensor on {x.device}, as x", tensor.device)
     if not isinstance(eps, float | int) or not 0 <= eps < math.inf:
         raise refuse("eps", "a finite number >= 0", repr(eps))
-
-
-def _pointer(tensor: torch.Tensor) -> Any:
-    return ffi.cast("void *", tensor.data_ptr())
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:

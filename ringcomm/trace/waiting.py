@@ -3,6 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
+from ringcomm.bootstrap.start_errors import format_ranks
+
 __all__ = ["explain"]
 
 
@@ -37,6 +39,4 @@ def _cycles(waits: Mapping[int, int]) -> Iterator[list[int]]:
 
 
 def _name(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]} waits"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} wait"
+    return f"{format_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'}"

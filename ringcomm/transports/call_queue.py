@@ -49,8 +49,8 @@ class QueuedCall:
         return -1
 
     def __del__(self) -> None:
-        if isinstance(self._error, MismatchError) and not self._raised:  # others break the group
-            self._queue.unraised = self._error
+        if isinstance(self._error, MismatchError) and not self._raised and self._queue.unraised is None:
+            self._queue.unraised = self._error  # other errors break the group
 
     def done(self) -> bool:
         return self.ended.is_set()
@@ -74,7 +74,7 @@ class CallQueue:
         self._callbacks: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self.closing = False
-        self.unraised: RingcommError | None = None  # of a call that nobody holds any more
+        self.unraised: RingcommError | None = None  # the first of calls that nobody holds any more
 
     def add(self, name: str, run: Callable[[], object]) -> QueuedCall:
         call = QueuedCall(self, name, run)
@@ -87,9 +87,8 @@ class CallQueue:
             self._added.notify()
         return call
 
-    def take_unraised(self) -> RingcommError:
+    def take_unraised(self) -> RingcommError | None:
         error, self.unraised = self.unraised, None
-        assert error
         return error
 
     def __len__(self) -> int:

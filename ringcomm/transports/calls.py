@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from ringcomm.native import NULL
+from ringcomm.callbacks import when_done
+from ringcomm.native import NULL, check, ffi, lib
 
-__all__ = ["CollectiveCall", "Fused", "Pending", "Startable", "StreamPending", "TransferCall"]
+__all__ = ["CollectiveCall", "Fused", "NativeWork", "Pending", "Startable", "StreamPending", "TransferCall"]
 
 
 class CollectiveCall(NamedTuple):
@@ -60,6 +61,24 @@ class Pending(Protocol):
     def add_done_callback(self, callback: Callable[[], object]) -> None:
         """Call `callback` once this is done, on a thread where it may wait for other calls. Logs its exceptions."""
         ...
+
+
+class NativeWork:
+    """A call queued in the native core."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = ffi.gc(handle, lib.rc_work_free)
+
+    def wait(self, timeout: float) -> int:
+        source = ffi.new("int *", -1)
+        check(lib.rc_work_wait(self.handle, timeout, source))
+        return int(source[0])
+
+    def done(self) -> bool:
+        return bool(lib.rc_work_done(self.handle))
+
+    def add_done_callback(self, callback: Callable[[], object]) -> None:
+        when_done(self.handle, callback)
 
 
 class StreamPending(Pending, Protocol):

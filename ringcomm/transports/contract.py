@@ -23,11 +23,11 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol, Self
 
 from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.start_errors import by_rank
 from ringcomm.config import Config
 from ringcomm.errors import MismatchError, RingcommError, describe_error, raise_first_failure, refuse
 from ringcomm.native import NULL, STATUS, check, ffi, lib
-from ringcomm.transports.calls import CollectiveCall, Fused, TransferCall
-from ringcomm.transports.core import NativeWork, by_rank
+from ringcomm.transports.calls import CollectiveCall, Fused, NativeWork, TransferCall
 from ringcomm.transports.fast_path import make_fast_path
 from ringcomm.types import COLLECTIVES, DTYPES, PATHS
 
@@ -106,7 +106,7 @@ class Transport(ABC):
         """This transport, if all its ranks share the memory of one machine: then their GPUs may share theirs."""
         return None
 
-    def collective_on_gpus(self, staging: Any, name: str, call: CollectiveCall, timeout: float) -> bool:  # noqa: ARG002
+    def collective_on_gpus(self, staging: Any, name: str, call: CollectiveCall, timeout: float) -> bool:  # noqa: ARG002 (of those that override it)
         """Do a collective on the GPUs of several hosts, and between the hosts by `staging`, a Staging; wait for it.
 
         Collective. False: not supported here; nothing was done, and all data has to be staged in host memory.

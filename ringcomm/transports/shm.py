@@ -10,7 +10,7 @@ from typing import Any, Self
 from ringcomm.bootstrap.descriptor_exchange import Exchanged, exchange_descriptors
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.processes import is_stopped
-from ringcomm.bootstrap.start_errors import rank_in_job
+from ringcomm.bootstrap.start_errors import by_rank, rank_in_job
 from ringcomm.bootstrap.store import Store
 from ringcomm.config import Config
 from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost
@@ -19,7 +19,6 @@ from ringcomm.machine.tuning import NEVER
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.calls import CollectiveCall
 from ringcomm.transports.contract import LocalTransport
-from ringcomm.transports.core import by_rank
 from ringcomm.transports.shared_arrays import SharedArrays
 from ringcomm.version import VERSION
 

@@ -47,8 +47,8 @@ class StagedCalls:
 
     def check_dropped(self) -> None:
         """Raise the error of a call whose work was dropped, once."""
-        if self._queue.unraised:
-            raise self._queue.take_unraised()
+        if error := self._queue.take_unraised():
+            raise error
 
     def drain(self) -> None:
         """Wait for all calls that are queued."""

@@ -268,6 +268,7 @@ def test_processes_of_other_users_do_not_matter(capsys, monkeypatch):
         ({}, []),
         ({0: 1}, ["rank 0 waits for rank 1: sleeps"]),
         ({0: 1, 2: 1, 3: 1}, ["ranks 0, 2 and 3 wait for rank 1: sleeps"]),
+        ({0: 3, 1: 3, 2: 3}, ["ranks 0-2 wait for rank 3"]),
         ({0: 2, 2: 3}, ["rank 2 waits for rank 3"]),
         ({0: 2, 2: 0}, ["ranks 0 and 2 wait for each other"]),
         ({0: 2, 2: 3, 3: 2, 4: 1}, ["rank 4 waits for rank 1: sleeps", "ranks 2 and 3 wait for each other"]),

@@ -74,6 +74,7 @@ def test_a_dlpack_exporter_on_a_gpu_is_refused():
     [
         ({"data": (4096, True)}, r"expected a writable one, got a read-only one \(OnGpu, <f4, shape \(4,\)\)"),
         ({"strides": (8,)}, r"expected C-contiguous, got a non-contiguous array \(OnGpu, <f4, shape \(4,\)\)"),
+        ({"data": (0, False)}, r"OnGpu cannot be read: a null pointer to an array of shape \(4,\)"),
         ({"mask": object()}, "the memory of this OnGpu cannot be read: masked arrays on a GPU have no buffer"),
     ],
 )

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from mpi_programs import run_in_world
 
+from ringcomm.arrays import protocols
 from ringcomm.devices import emulated
 from ringcomm.mpi4py.base import errors
 from ringcomm.mpi4py.base.buffer import Get_address, buffer
@@ -93,6 +94,19 @@ def test_dlpack_memory_is_shared_and_may_be_written():
     received.target()[:] = 7
     received.store()
     assert x.tolist() == [7] * 4
+
+
+class _Null(_Versionless):
+    def __dlpack__(self, stream=None):
+        capsule = super().__dlpack__()
+        protocols._Tensor.from_address(protocols._pointer(capsule, b"dltensor")).data = None
+        return capsule
+
+
+def test_dlpack_without_memory_is_refused_unless_it_is_empty():
+    with pytest.raises(BufferError, match=r"DLPack: a null pointer to an array of shape \(4,\)"):
+        buffers.received(_Null(np.arange(4)))
+    assert protocols.expose(_Null(np.arange(0))).data.size == 0
 
 
 class _Versioned(_Versionless):

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from ringcomm import (
     RingcommError,
 )
 from ringcomm.devices import emulated
+from ringcomm.transports.call_queue import CallQueue
 
 Device = emulated.EmulatedDevice
 on_hosts = pytest.mark.parametrize("layout", ["01", "0011"])
@@ -197,6 +199,18 @@ FAILURES = [
 @on_hosts
 def test_what_fails_on_one_gpu_is_raised_on_all(layout, name, error, kind, text, monkeypatch):
     run_on(layout, check_broken, Broken(monkeypatch, name, error), kind, text)
+
+
+def test_the_first_error_of_dropped_calls_is_kept():
+    def fail(number):
+        raise MismatchError(f"call {number}")
+
+    queue = CallQueue(0, defer=lambda _: None, fail=lambda _: None)
+    for number in range(2):
+        queue.add("all_reduce", partial(fail, number)).ended.wait()
+    queue.close()
+    assert str(queue.take_unraised()) == "call 0"
+    assert queue.take_unraised() is None
 
 
 def die(comm):

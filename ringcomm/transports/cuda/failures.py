@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from ringcomm.bootstrap.start_errors import format_ranks
 from ringcomm.errors import CollectiveTimeout, MismatchError, RingcommError
 from ringcomm.transports.contract import LocalTransport
 
@@ -57,7 +58,10 @@ def compare_calls(
         mine = [call.description, call.by_copy_engines, skipped]
         facts = channel.all_gather_facts("all_gather", mine, call.timeout)
     calls = [_described(description, copied) for description, copied, _ in facts]
-    lines = [f"rank {rank}: {theirs}" for rank, theirs in enumerate(calls)]
+    ranks: dict[str, list[int]] = {}
+    for rank, theirs in enumerate(calls):
+        ranks.setdefault(theirs, []).append(rank)
+    lines = [f"{format_ranks(where)}: {theirs}" for theirs, where in ranks.items()]
     lines = lines or [f"rank {channel.rank}: {own}", f"rank {peer}: another call"]
     other = next((rank for rank in reversed(range(len(calls))) if calls[rank] != own), peer)
     disagreement = _disagreement([(description, copied) for description, copied, _ in facts])

@@ -148,7 +148,8 @@ class NetworkTransport(Transport):
         survivors = self._network.survivors
         if survivors is None:
             raise ArgumentError(
-                "shrink: on several hosts the launcher decides who is left; start the ranks with ringcomm run --nnodes"
+                "shrink: on several hosts the launcher decides who is left; "
+                "start the ranks with ringcomm run --nnodes … --respawn N"
             )
         with suppress(RingcommError):  # the first failure stays
             self.fail(Aborted(f"rank {self.rank} has called shrink", rank=self.rank))

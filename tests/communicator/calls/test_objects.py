@@ -161,6 +161,14 @@ def test_pickling_that_ends_a_program_leaves_the_ranks_in_step(world):
     harness.run(ended_on_one, 3, world=world)
 
 
+@harness.on(2)
+def test_a_codec_that_returns_no_bytes_is_an_error_on_all(comm):
+    codec = objects_of.Codec(lambda obj: "text" if comm.rank else pickle.dumps(obj), None, pickle.loads)
+    with pytest.raises(RingcommError, match="rank 1 could not pickle its object"):
+        objects_of.all_gather(comm, comm.rank, codec=codec)
+    assert comm.all_gather_object(comm.rank) == list(range(comm.size))
+
+
 LARGE = objects_of.LARGE
 FROZEN = np.arange(LARGE, dtype=np.uint8)
 FROZEN.flags.writeable = False
@@ -212,6 +220,27 @@ def test_an_object_that_cannot_be_pickled_beside_a_large_array_is_an_error_on_al
         own = caught.value if error is KeyboardInterrupt else caught.value.__cause__
         assert isinstance(own, error) is (comm.rank == 0)
         assert comm.all_gather_object(comm.rank) == list(range(comm.size))
+
+
+class Shortening:
+    """Pickling it shortens the list that it is in."""
+
+    def __init__(self, objs):
+        self.objs = objs
+
+    def __reduce__(self):
+        self.objs.clear()
+        return (int, ())
+
+
+@harness.on(2)
+def test_a_list_that_pickling_shortens_is_an_error_on_all(comm):
+    objs = list(range(comm.size))
+    if comm.rank == 0:
+        objs[0] = Shortening(objs)
+    with pytest.raises(RingcommError, match="rank 0 could not pickle its object"):
+        objects_of.all_to_all(comm, objs)
+    assert comm.all_gather_object(comm.rank) == list(range(comm.size))
 
 
 class Unloadable:

@@ -159,3 +159,13 @@ def interrupted(comm):
 
 def test_an_interrupt_of_one_rank_in_split_ends_it_on_all():
     assert harness.run(interrupted, 3) == ["rank 1: KeyboardInterrupt", "", "rank 1: KeyboardInterrupt"]
+
+
+@harness.on(2)
+def test_a_fact_that_is_too_long_to_exchange_is_refused(comm):
+    if comm.rank == 1:
+        with pytest.raises(
+            ArgumentError, match="the arguments of split as JSON: expected at most 2048 bytes, got 3002"
+        ):
+            comm._transport._host.all_gather_facts("split", "x" * 3000)
+    comm.barrier()

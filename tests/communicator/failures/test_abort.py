@@ -76,6 +76,16 @@ def abort_at_length(comm, reason):
     comm.barrier()
 
 
+@harness.on(2)
+def test_a_nul_does_not_cut_a_reason(comm):
+    group = comm.split(0)
+    if comm.rank == 0:
+        group.abort("before\0after")
+    assert str(raised(Aborted, group.barrier)) == r"rank 0 aborted: before\0after"
+    group.close()
+    comm.barrier()
+
+
 @pytest.mark.parametrize("character", ["x", "ü", "雪"])
 def test_a_long_reason_is_cut_between_characters(character, world):
     harness.run(abort_at_length, 2, character * 10_000, world=world)
@@ -347,6 +357,15 @@ def test_a_communicator_that_is_collected_is_closed(comm):
     assert "closed" in str(raised(ArgumentError, pending.wait))
     assert (x == comm.size**3).all()
     check_usable(comm)
+
+
+@harness.on(2, world="processes")
+def test_leaving_the_block_always_closes_the_communicator(comm):
+    group = comm.split(0)
+    group.abort = lambda _: signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), group:
+        raise OnPurposeError
+    assert "closed" in str(raised(ArgumentError, group.barrier))
 
 
 def test_a_close_that_raises_has_closed_the_communicator(monkeypatch):

@@ -38,6 +38,38 @@ def test_a_step_sends_twice_its_parameters_and_one_number(width, stage):
         del zero
 
 
+def live_bytes(*tensors):
+    """Return the bytes of the memory of tensors, each counted once."""
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor is not None]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+@torch_world.on(2, 4)
+@stages
+def test_a_rank_keeps_4_and_12_over_d_bytes_per_parameter_of_16_bits(stage):
+    """Count the bytes of parameters, masters, moments, gradients and their buffers, before the step and after."""
+    grid = Grid(dp=dist.get_world_size())
+    d, layers, size = grid.dp.size, 8, 64 * 64
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(layers)))
+    zero = ShardedOptimizer(model, grid, adamw, torch.bfloat16, stage=stage, bucket_bytes=2 * size)
+    for _ in range(2):
+        model(torch.ones(2, 64, dtype=torch.bfloat16)).square().sum().backward()
+        zero.finish_grad_sync()
+        pieces = [piece for group in zero.optimizer.param_groups for piece in group["params"]]
+        gradients = [tensor for bucket in zero._buckets for tensor in (bucket.grad, bucket._full)]
+        if stage == 2:
+            gradients += zero._buckets[0]._pool.free
+        assert all(parameter.grad is None for parameter in model.parameters())
+        staged = 2 * 2 * size
+        shard = 2 * layers * size // d
+        assert live_bytes(*gradients) == (2 * layers * size if stage == 1 else shard + staged)
+        zero.step()
+        states = [x for state in zero.optimizer.state.values() for x in state.values() if x.dim()]
+        assert live_bytes(*model.parameters()) == 2 * layers * size
+        assert live_bytes(*pieces, *states) == 12 * layers * size // d
+        assert all(bucket.grad is None for bucket in zero._buckets)
+
+
 @torch_world.on(2, 4)
 @stages
 @torch_world.each("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +18,7 @@ from test_shrink import survivors_of
 from cases.between_hosts import run_on
 from harness.failures import PROMPT, raised
 from harness.nodes import SECRET, Job, finish, store_server
-from ringcomm import ArgumentError, CollectiveTimeout, Config, PeerLost, RingcommError
+from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Config, PeerLost, RingcommError
 from ringcomm.bootstrap.client import Client
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.shrink import Shrink
@@ -127,6 +127,33 @@ def test_groups_of_one_number_are_not_mixed_up():
     assert found == {0: [0, 2], 1: [1, 3], 2: [0, 2], 3: [1, 3]}
 
 
+def interrupted_at_the_end(comm):
+    """Rank 2 fails when all others are connected, and calls shrink again."""
+    if comm.rank == 3:
+        shrinking.die()
+    shrinking.until_broken(comm)
+    if comm.rank != 2:
+        return shrinking.used(comm.shrink(), comm)
+    confirm = survivors.confirm
+
+    def interrupted(*arguments):
+        confirm(*arguments)
+        raise KeyboardInterrupt
+
+    survivors.confirm = interrupted
+    with suppress(KeyboardInterrupt):
+        comm.shrink()
+    survivors.confirm = confirm
+    return str(raised(Aborted, comm.shrink))
+
+
+@pytest.mark.slow
+def test_a_rank_that_comes_again_after_the_others_have_gone_on_is_left_out():
+    found, seconds = survivors_on("0011", interrupted_at_the_end)
+    assert found[2] == "rank 2 was left out: it called shrink when ranks 0 and 1 had continued without it"
+    assert seconds < 2 * PROMPT
+
+
 def gives_up(comm):
     """Rank 2 is interrupted while the others wait for it, and does something else."""
     if comm.rank == 3:
@@ -194,7 +221,7 @@ def test_an_aborted_communicator_goes_on_whole():
 
 def test_without_the_launcher_it_is_refused():
     def shrink(comm):
-        assert "start the ranks with ringcomm run --nnodes" in str(raised(ArgumentError, comm.shrink))
+        assert "start the ranks with ringcomm run --nnodes … --respawn N" in str(raised(ArgumentError, comm.shrink))
         comm.barrier()
 
     run_on("01", shrink)

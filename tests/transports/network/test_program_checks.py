@@ -76,6 +76,16 @@ def test_ranks_that_share_no_memory_have_no_collective_inside_the_host(comm):
     refused(comm, "share no memory", "all_reduce", step(LOCAL, A, B, collective=lib.RC_ALL_REDUCE))
 
 
+@on_layouts("0011")
+def test_a_process_is_a_member_once(comm):
+    transport, slot = comm._transport._host, ffi.new("rc_comm **")
+    local, network = transport._local, transport._network.handle
+    for members in ([0, 1, 2, 2], [0, 0, 2, 3]):
+        arguments = (network, 9, comm.rank, 4, members, [0, 0, 1, 1], local.handle, NULL, local.tuning, slot)
+        with pytest.raises(ArgumentError, match=r"rank \d is a member twice"):
+            check(lib.rc_network_group(*arguments))
+
+
 def test_a_collective_without_stages_is_refused_with_its_name():
     recorder = object.__new__(CollectivePrograms)
     recorder._call = SimpleNamespace(name="scan")
