@@ -72,7 +72,8 @@ class Client:
         self._numbers = itertools.count()
         here = "" if endpoint.secret is not None else f" on {os.uname().nodename}"
         process = process or f"process {os.getpid()}{here}"
-        who = {"rank": place.rank, "size": place.size, "members": place.members, "process": process}
+        members = "all" if place.members == range(place.size) else place.members  # else bytes grow with the square
+        who = {"rank": place.rank, "size": place.size, "members": members, "process": process}
         hello = encode("join", session=session, watch=watch is not None, secret=endpoint.secret, **who)
         self._socket = self._join(hello, timeout, late, late_after)
         close_in_children(self._socket)
