@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -177,6 +177,11 @@ class Restarts:
         self._members[rank].move("is lost")
         if self._any_registered():
             self._remove(rank)
+
+    def tell_of_end(self, ranks: Iterable[int]) -> None:
+        """Tell the server that these ranks come to no start any more. Raises PeerLost if it is lost."""
+        for rank in ranks:
+            self._store.tell("ended", rank=rank)
 
     def _remove(self, rank: int) -> None:
         """Tell the members that `grow` need not wait for a rank."""
