@@ -189,7 +189,9 @@ class Restarts:
             self._store.tell("propose", key=removed(rank))
 
     def _any_joined_runs(self) -> bool:
-        return any(self._members[rank].joined for rank in self._ranks.running())
+        """Return whether any rank that has joined runs on: one that is made to end does not."""
+        running = [self._members[rank] for rank in self._ranks.running()]
+        return any(member.joined and member.state is State.RUNNING for member in running)
 
     def poll(self) -> None:
         """Start what is due, and end what is late or was left out. Also called when a rank has ended."""
