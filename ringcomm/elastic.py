@@ -22,7 +22,7 @@ class ElasticRank:
     """See ElasticJob. It connects its communicators, and keeps this rank registered while it can call `grow`."""
 
     def __init__(self, place: Place, config: Config) -> None:
-        self.place, self.config = replace(place, members=tuple(range(place.size))), config
+        self.place, self.config = replace(place, members=range(place.size)), config
         self._membership = Membership(self.place, config.start_limit, config.keepalive)
         self._registered = False
         self._current: weakref.ref[Communicator] | None = None  # that can call `grow`

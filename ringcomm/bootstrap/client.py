@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable
@@ -48,6 +49,8 @@ class Client:
         process: what this process is called, where its loss is reported
         watch: is called with each change of a key (of the session of the members)
         patience: seconds for an answer, after the time of the question
+        late: is called, once, with what the constructor would raise, if no server has answered after `late_after`
+            seconds of its `timeout`
     """
 
     def __init__(
@@ -60,6 +63,8 @@ class Client:
         process: str = "",
         watch: Callable[[Frame], object] | None = None,
         patience: float = ANSWER_TIMEOUT,
+        late: Callable[[CollectiveTimeout], object] | None = None,
+        late_after: float = math.inf,
     ) -> None:
         self._endpoint, self._place = endpoint, place
         self.members = place.members
@@ -67,9 +72,10 @@ class Client:
         self._numbers = itertools.count()
         here = "" if endpoint.secret is not None else f" on {os.uname().nodename}"
         process = process or f"process {os.getpid()}{here}"
-        who = {"rank": place.rank, "size": place.size, "members": place.members, "process": process}
+        members = "all" if place.members == range(place.size) else place.members  # else bytes grow with the square
+        who = {"rank": place.rank, "size": place.size, "members": members, "process": process}
         hello = encode("join", session=session, watch=watch is not None, secret=endpoint.secret, **who)
-        self._socket = self._join(hello, timeout)
+        self._socket = self._join(hello, timeout, late, late_after)
         close_in_children(self._socket)
 
     def __enter__(self) -> Self:
@@ -182,9 +188,12 @@ class Client:
                 meanwhile()
         return None
 
-    def _join(self, hello: bytes, timeout: float) -> MessageSocket:
+    def _join(
+        self, hello: bytes, timeout: float, late: Callable[[CollectiveTimeout], object] | None, late_after: float
+    ) -> MessageSocket:
         """Connect as soon as the server listens, and say who this is."""
-        deadline, pause = time.monotonic() + timeout, SHORTEST_PAUSE
+        begin, pause = time.monotonic(), SHORTEST_PAUSE
+        deadline = begin + timeout
         while True:
             # Refused, busy or disconnected: the server does not listen yet. No call waits for that, so poll.
             failure = "it closed the connection"
@@ -199,6 +208,9 @@ class Client:
                     raise self._endpoint.lost(ENDED) from None
             if (left := deadline - time.monotonic()) <= 0:
                 raise self._endpoint.silent(timeout, failure)
+            if late and time.monotonic() >= begin + late_after:
+                late(self._endpoint.silent(late_after, failure))
+                late = None
             time.sleep(min(pause, left))
             pause = min(2 * pause, self._endpoint.longest_pause)
 

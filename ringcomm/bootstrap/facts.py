@@ -5,6 +5,7 @@ rank looks for itself who that is.
 """
 
 import json
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from ringcomm.bootstrap.client import ANSWER_TIMEOUT, Client
 from ringcomm.bootstrap.session import CONNECTED, connected_key
 from ringcomm.bootstrap.start_errors import missing_ranks
 from ringcomm.bootstrap.store import Store
-from ringcomm.errors import RingcommError, decode_error, encode_error
+from ringcomm.errors import CollectiveTimeout, RingcommError, decode_error, encode_error
 
 __all__ = ["all_gather_facts", "confirm"]
 
@@ -27,28 +28,42 @@ def all_gather_facts(
     timeout: float,
     meanwhile: Callable[[], object] | None = None,
     member: str = "rank",
+    late: Callable[[CollectiveTimeout], object] | None = None,
+    late_after: float = math.inf,
 ) -> list[Any]:
     """Return the fact of each rank. `name` is for this exchange alone; `meanwhile` is called while this rank waits.
 
     Raises CollectiveTimeout naming all ranks, or other members, whose facts have not come within `timeout` seconds, and
-    what another rank has told the store.
+    what another rank has told the store. `late` is called with such an error if some are missing after `late_after`
+    seconds; this rank goes on waiting then.
     """
-    deadline = time.monotonic() + timeout
+    begin = time.monotonic()
     keys, table = [f"{name}/{each}" for each in range(size)], f"{name}/table"
 
-    def find(key: str) -> bytes | None:
-        return store.find(key, max(0.0, deadline - time.monotonic()), meanwhile)
+    def collect(seconds: float) -> bytes | CollectiveTimeout:
+        """Return the table, or the error that names whose facts have not come within so many seconds."""
 
-    store.set(keys[rank], json.dumps(fact).encode())
-    published = find(table) if rank else None
-    if published is None:
+        def find(key: str) -> bytes | None:
+            return store.find(key, max(0.0, begin + seconds - time.monotonic()), meanwhile)
+
+        if rank and (published := find(table)) is not None:
+            return published
         found = [find(key) for key in keys]  # on other ranks than 0, to name those that are late
         missing = [other for other, value in enumerate(found) if value is None]
         if rank or missing:
-            raise missing_ranks(missing or [0], size, timeout, member, store.members)
+            return missing_ranks(missing or [0], size, seconds, member, store.members)
         published = b"[" + b",".join(value or b"" for value in found) + b"]"
         store.set(table, published)
-    facts: list[Any] = json.loads(published)
+        return published
+
+    store.set(keys[rank], json.dumps(fact).encode())
+    result = collect(min(late_after, timeout))
+    if late and late_after < timeout and isinstance(result, CollectiveTimeout):
+        late(result)
+        result = collect(timeout)
+    if isinstance(result, CollectiveTimeout):
+        raise result
+    facts: list[Any] = json.loads(result)
     return facts
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,7 @@ class Place:
     max_restarts: int | None = None  # how often the launcher restarts a lost rank; None: it ends the job
     restarts: int = 0  # how often it has restarted this one
     first: int = 0  # the first rank of the same launcher
-    members: tuple[int, ...] = ()  # the rank in the job of each rank here, where they may be a part of it
+    members: Sequence[int] = ()  # the rank in the job of each rank here, where they may be a part of it; all: a range
 
     def environment(self) -> dict[str, str]:
         """Return this process's environment with the variables that put a child process at this place."""

@@ -203,7 +203,8 @@ class Server(threading.Thread):
             return self.membership
         if name == SHRINK:
             return self._shrink
-        if len(members := [*map(int, in_job)]) not in (0, size):
+        members = range(size) if in_job == "all" else [*map(int, in_job)]
+        if len(members) not in (0, size):
             raise ValueError(in_job)
         return self._starts.setdefault(name, Start(size, members))
 

@@ -155,6 +155,8 @@ class Start(BaseSession):
 
     def absent(self) -> list[int]:
         """Return the missing ranks, as in the job; none if nothing says which ranks they are."""
+        if self.complete:
+            return []
         return [number for rank, number in enumerate(self._in_job) if rank not in self.came]
 
     def join(self, peer: Peer, hello: Frame) -> Replies:

@@ -112,7 +112,7 @@ def open_store(place: Place, timeout: float) -> Iterator[Store]:
 
     Each rank numbers its startups, so that a second one does not join the store of the first.
     """
-    start = replace(place, job=f"{place.job}#{next(_starts)}", members=tuple(range(place.size)))
+    start = replace(place, job=f"{place.job}#{next(_starts)}", members=range(place.size))
     with job_store(start, timeout) as store:
         yield store
 

@@ -116,6 +116,7 @@ class _Rendezvous:
         self._found: dict[str, str] = {}  # what rank 0, or that of an earlier start, has published
         self._connect_timeout = CONNECT_TIMEOUT  # seconds until its host answers
         self._seen = ""  # a process that has published a start, and ran then
+        self._told = ""  # the secret of a start whose rank 0 had not heard yet that this rank cannot reach it
 
     def serve(self) -> Server:
         """Serve the start, in rank 0."""
@@ -168,7 +169,7 @@ class _Rendezvous:
 
     @property
     def _heard_key(self) -> str:
-        """The key that is set once rank 0 knows of that failure, and so runs."""
+        """The key that is set once rank 0 knows of that failure: it runs then. Like all keys it outlasts the start."""
         return f"{KEY} {self.secret} heard"
 
     def _publish(self, address: str = "", **errors: RingcommError | None) -> None:
@@ -198,8 +199,11 @@ class _Rendezvous:
         known = runs or process == self._seen
         failure = where.get("failure", "")
         if not failure and not here and (failure := where.get("elsewhere", "")):
-            self._store.set(self._failure_key, failure)
-            known = self._store.check([self._heard_key])
+            heard = self._store.check([self._heard_key])
+            known = heard and self._told == self.secret
+            if not heard:
+                self._told = self.secret
+                self._store.set(self._failure_key, failure)
         if failure and known:
             raise decode_error(failure)
         if failure:

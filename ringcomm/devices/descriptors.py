@@ -132,9 +132,13 @@ class _DescriptorServer:
                 time.sleep(PAUSE)
                 continue
             warned = False
-            try:  # on its own thread: one that sends nothing delays no other
-                start_thread("ringcomm memory", self._answer, connection)
-            except RingcommError as error:
+            try:
+                if credentials(connection)[1] == os.geteuid():
+                    # On its own thread: one that sends nothing delays no other.
+                    start_thread("ringcomm memory", self._answer, connection)
+                else:
+                    connection.close()
+            except (OSError, RingcommError) as error:
                 connection.close()
                 log.warning("a peer got no descriptor of memory of this process: %s", error)
 
@@ -142,8 +146,7 @@ class _DescriptorServer:
         try:
             with DescriptorSocket(connection) as peer:
                 peer.settimeout(SECONDS)
-                if credentials(peer)[1] == os.geteuid():
-                    self._send_descriptor(peer)
+                self._send_descriptor(peer)
         except (OSError, RingcommError) as error:
             log.warning("a peer got no descriptor of memory of this process: %s", error)
 

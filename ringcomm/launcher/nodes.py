@@ -10,11 +10,11 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
-from typing import Any, TypeVar
 
 from ringcomm.bootstrap.client import Client, find_endpoint
 from ringcomm.bootstrap.facts import all_gather_facts
@@ -34,7 +34,6 @@ __all__ = ["MAX_NODES", "NodeOptions", "Nodes", "join_nodes"]
 
 log = logging.getLogger("ringcomm")
 
-T = TypeVar("T")
 MAX_NODES = 1024
 REPORT_TIMEOUT = 2.0  # seconds for node 0 to name the missing nodes after another node has timed out
 WARN_AFTER = 10.0  # seconds before a launcher says for which nodes it waits
@@ -163,9 +162,9 @@ def join_nodes(options: NodeOptions, ranks: int) -> Iterator[Nodes]:
         if options.rank == 0:
             stack.enter_context(serving(_serve(options), min(options.timeout, LATE)))
         node_0 = find_endpoint(place, options.keepalive)
-        store = stack.enter_context(
-            _patiently(lambda seconds: Client(node_0, NODES, place, seconds, process=_host()), options)
-        )
+        late = partial(_warn, options)
+        client = Client(node_0, NODES, place, options.timeout, process=_host(), late=late, late_after=WARN_AFTER)
+        store = stack.enter_context(client)
         try:
             try:
                 nodes = Nodes(store, options, _find_first_place(store, options, ranks))
@@ -182,12 +181,11 @@ def _find_first_place(store: Client, options: NodeOptions, ranks: int) -> Place:
     """Return the place of the first rank of this node, once all nodes have said how many ranks they have."""
     mine = {"host": _host(), "version": VERSION, "ranks": ranks, "elastic": options.elastic}
     mine["job"] = secrets.token_hex(16)  # that of node 0 counts
-    more = REPORT_TIMEOUT if options.rank else 0.0
-
-    def exchange(seconds: float) -> list[Any]:
-        return all_gather_facts(store, "node", options.rank, options.count, mine, seconds + more, member="node")
-
-    nodes = _patiently(exchange, options)
+    timeout = options.timeout + (REPORT_TIMEOUT if options.rank else 0.0)
+    late = partial(_warn, options)
+    nodes = all_gather_facts(
+        store, "node", options.rank, options.count, mine, timeout, member="node", late=late, late_after=WARN_AFTER
+    )
     check_versions([node["version"] for node in nodes], "node")
     without = [number for number, node in enumerate(nodes) if not node["elastic"]]
     if 0 < len(without) < len(nodes):
@@ -203,16 +201,8 @@ def _find_first_place(store: Client, options: NodeOptions, ranks: int) -> Place:
     return Place(starts[options.rank], size, job, options.secret, hosts=True, store=options.address)
 
 
-def _patiently(wait: Callable[[float], T], options: NodeOptions) -> T:
-    """Return what `wait` does within the timeout; log whom it waits for after WARN_AFTER seconds."""
-    begin = time.monotonic()
-    try:
-        return wait(min(WARN_AFTER, options.timeout))
-    except CollectiveTimeout as late:
-        if time.monotonic() < begin + WARN_AFTER or options.timeout <= WARN_AFTER:  # then it is the error of the start
-            raise
-        log.warning("%s; waiting up to %g s (--start-timeout)", late, options.timeout)
-    return wait(options.timeout)
+def _warn(options: NodeOptions, late: CollectiveTimeout) -> None:
+    log.warning("%s; waiting up to %g s (--start-timeout)", late, options.timeout)
 
 
 def _ended_key(node: int) -> str:

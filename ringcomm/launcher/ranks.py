@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Self
@@ -102,28 +102,32 @@ class Ranks:
 
     def processes_of(self, rank: int) -> list[int]:
         """Return the processes of a rank, which may have been started as the child of a script."""
-        return [process for process in self._in_group() if self.rank_of(process) == rank]
+        return [process for process, of in self._ranks_of(self._in_group()).items() if of == rank]
 
-    def with_processes(self) -> set[int | None]:
+    def with_processes(self) -> set[int]:
         """Return the ranks of which any process runs, such as the child of a script that has ended."""
-        return {self.rank_of(process) for process in self._in_group()}
+        return {*self._ranks_of(self._in_group()).values()}
 
     def rank_of(self, process: int) -> int | None:
         """Return which rank this process is; None if it is none, or was started before.
 
         It may be the child of a script that was started: then its environment tells.
         """
-        for rank, started in self.running().items():
-            if process == started:
-                return rank
-        try:
-            environment = environment_of(process)
-        except OSError:  # it has ended
-            return None
-        for rank, how in self._starts.items():
-            if all(environment.get(name) == how.environment.get(name) for name in IDENTITY):
-                return rank
-        return None
+        return self._ranks_of([process]).get(process)
+
+    def _ranks_of(self, processes: Iterable[int]) -> dict[int, int]:
+        """Return the rank of each of these processes that has one: see rank_of."""
+        started = {process: rank for rank, process in self.running().items()}
+        by_identity = {_identity(how.environment): rank for rank, how in self._starts.items()}
+        ranks = {}
+        for process in processes:
+            rank = started.get(process)
+            if rank is None:
+                with suppress(OSError):  # it has ended
+                    rank = by_identity.get(_identity(environment_of(process)))
+            if rank is not None:
+                ranks[process] = rank
+        return ranks
 
     def _in_group(self) -> list[int]:
         """Return the processes of the group; none where there is no /proc."""
@@ -177,6 +181,10 @@ class Ranks:
         assert self._reaper.stdin is not None
         with suppress(BrokenPipeError):  # it is killed with the group at the end
             self._reaper.stdin.write(b"%d\n" % process.pid)
+
+
+def _identity(environment: Mapping[str, str]) -> tuple[str | None, ...]:
+    return tuple(map(environment.get, IDENTITY))
 
 
 def _group_of(process: int) -> int:

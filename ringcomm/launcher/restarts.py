@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -178,13 +178,20 @@ class Restarts:
         if self._any_registered():
             self._remove(rank)
 
+    def tell_of_end(self, ranks: Iterable[int]) -> None:
+        """Tell the server that these ranks come to no start any more. Raises PeerLost if it is lost."""
+        for rank in ranks:
+            self._store.tell("ended", rank=rank)
+
     def _remove(self, rank: int) -> None:
         """Tell the members that `grow` need not wait for a rank."""
         with suppress(PeerLost):
             self._store.tell("propose", key=removed(rank))
 
     def _any_joined_runs(self) -> bool:
-        return any(self._members[rank].joined for rank in self._ranks.running())
+        """Return whether any rank that has joined runs on: one that is made to end does not."""
+        running = [self._members[rank] for rank in self._ranks.running()]
+        return any(member.joined and member.state is State.RUNNING for member in running)
 
     def poll(self) -> None:
         """Start what is due, and end what is late or was left out. Also called when a rank has ended."""

@@ -167,7 +167,7 @@ class Supervisor:
                 ended_well.append(rank)
                 if self._restarts:
                     self._restarts.end_well(rank)
-        if ended_well and (self._nodes or self._unfinished()):
+        if ended_well and ((self._nodes and not self._nodes.over) or self._unfinished()):
             self._tell_of_end(ended_well)
         if text := self._ranks.reaper_loss():
             self._print(text)
@@ -178,13 +178,15 @@ class Supervisor:
 
     def _tell_of_end(self, ranks: list[int]) -> None:
         """Tell the server that these ranks come to no start any more, so that none waits in `init` for them."""
-        launcher, with_processes = replace(self._place, rank=-1), self._ranks.with_processes()
-        with (
-            suppress(RingcommError),  # then they wait for it until their timeout
-            Client(find_endpoint(launcher, self._keepalive), MEMBERS, launcher, TELL_TIMEOUT) as members,
-        ):
-            for rank in ranks:
-                if rank not in with_processes:
+        with_processes = self._ranks.with_processes()
+        ended = [rank for rank in ranks if rank not in with_processes]
+        with suppress(RingcommError):  # then they wait for it until their timeout
+            if self._restarts:
+                self._restarts.tell_of_end(ended)
+                return
+            launcher = replace(self._place, rank=-1)
+            with Client(find_endpoint(launcher, self._keepalive), MEMBERS, launcher, TELL_TIMEOUT) as members:
+                for rank in ended:
                     members.tell("ended", rank=rank)
 
     def _read_nodes(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringcomm import PeerLost
+from ringcomm import CollectiveTimeout, PeerLost
 from ringcomm.bootstrap.client import Client, Endpoint, find_endpoint
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.server import serve_one_host
@@ -28,6 +28,17 @@ def test_a_client_leaves_also_if_the_server_reads_late():
         join, *kept, last = [decode(message).kind for message in iter(lambda: theirs.recv(1 << 20), b"")]
     closing.join()
     assert (join, {*kept}, last) == ("join", {"set"}, "leave")
+
+
+def test_a_server_that_does_not_answer_is_named_once_while_the_client_waits():
+    said = []
+
+    def refuse(_):
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    with pytest.raises(CollectiveTimeout, match=r"within 0\.2 s \(Connection refused\)$"):
+        Client(Endpoint("the server", refuse), "start", Place(0, 1, "job"), 0.2, late=said.append, late_after=0.0)
+    assert [*map(str, said)] == ["timed out: the server did not answer within 0 s (Connection refused)"]
 
 
 def test_members_lose_their_server_at_once_if_its_thread_fails(monkeypatch):

@@ -3,12 +3,14 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 
 from harness.failures import until
 from harness.nodes import SECRET, store_server
 from ringcomm import CollectiveTimeout, Config
+from ringcomm.bootstrap import facts
 from ringcomm.bootstrap.client import Client, find_endpoint
 from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.place import Place
@@ -93,6 +95,34 @@ def test_the_reason_of_another_rank_comes_first(ranks):
                 all_gather_facts(store, "facts", rank, size, rank, 20)
 
     ranks(3, exchange)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_who_is_late_is_named_once_and_waited_for_until_one_deadline(monkeypatch, rank):
+    now, store, said = 0.0, HashStore(), []
+    monkeypatch.setattr(facts, "time", SimpleNamespace(monotonic=lambda: now))
+
+    class Slow(CountingStore):
+        def find(self, key, timeout, meanwhile=None):
+            nonlocal now
+            value = self.store.find(key, 0.0, meanwhile)
+            now += timeout if value is None else 0.0
+            return value
+
+    store.set("facts/0", b"0")
+    store.set("facts/1", b"1")
+    with pytest.raises(CollectiveTimeout, match=r"rank 2 of 3 did not arrive within 30 s$"):
+        all_gather_facts(Slow(store), "facts", rank, 3, rank, 30.0, late=said.append, late_after=10.0)
+    assert [*map(str, said)] == ["timed out: rank 2 of 3 did not arrive within 10 s"]
+    assert now == 30.0
+
+
+def test_the_timeout_of_another_rank_is_raised_and_ends_the_wait():
+    store, said = HashStore(), []
+    store.abort(CollectiveTimeout("the reason"))
+    with pytest.raises(CollectiveTimeout, match="the reason"):
+        all_gather_facts(store, "facts", 0, 2, None, 20, late=said.append, late_after=0.0)
+    assert said == []
 
 
 @pytest.mark.parametrize("waiting", [0, 1])

@@ -64,6 +64,14 @@ def test_the_loss_of_a_member_answers_all_and_one_that_has_left_is_not_lost(star
     assert "c" not in start.present
 
 
+def test_the_absent_are_known_by_their_rank_in_the_job_until_all_have_come(start):
+    assert start.absent() == [5]
+    start.join("c", hello(2, 3))
+    assert start.absent() == []
+    assert Start(3, range(3)).absent() == [0, 1, 2]
+    assert Start(3).absent() == []
+
+
 def test_who_does_not_fit_is_refused():
     start = Start(2)
     start.join("a", hello(0, 2))

@@ -169,6 +169,13 @@ def test_the_death_of_one_of_some_ranks_is_named_by_its_rank_in_the_job(job, hos
         assert caught.value.rank == 4
 
 
+def test_the_hello_of_a_rank_stays_short_in_a_start_of_many(monkeypatch):
+    monkeypatch.setattr(server, "HELLO_BYTES", 1000)
+    with server.serve_one_host(Place(3, 10_000, "job")) as place, open_store(place, 5) as store:
+        assert store.members == range(10_000)
+        store.check()
+
+
 def test_abort_reaches_waiting_ranks_and_the_first_error_wins(stores):
     store, other = stores
     store.check()

@@ -165,6 +165,21 @@ def test_peers_that_send_nothing_delay_no_other():
     harness.run(silent, 1)
 
 
+def refused(_):
+    server, other_user = descriptors._DescriptorServer(), (1, os.geteuid() + 1)
+    with (
+        patch.object(descriptors, "credentials", return_value=other_user),
+        patch.object(descriptors, "start_thread") as start_thread,
+        unix.connect(server._address, harness.OPERATION, unix.DescriptorSocket) as peer,
+    ):
+        assert peer.recv(1) == b""
+        start_thread.assert_not_called()
+
+
+def test_a_process_of_another_user_costs_no_thread():
+    harness.run(refused, 1)
+
+
 @harness.on(2, world="processes")
 def test_a_process_that_can_take_no_descriptor_says_so(comm):
     with by_descriptor():

@@ -188,6 +188,18 @@ def test_a_failure_of_one_segment_leaves_later_ones_symmetric(world):
     del second
 
 
+def test_a_group_that_is_closed_before_a_buffer_is_published_says_nothing(caplog):
+    def publish():
+        shared.close()
+        raise ArgumentError("the group is closed")
+
+    device = Mock(**{name: Mock(return_value=Mock(address=PAGE)) for name in ("open", "allocate")})
+    shared = segments.SharedSegments(device, Mock(rank=0, size=1), publish)
+    shared._add((PAGE, 0), 0, "a handle")
+    assert shared._publish is None
+    assert caplog.text == ""
+
+
 def closed_by_a_handler(comm):
     open_here()
     export = emulated.device.export

@@ -50,6 +50,7 @@ assert comm.all_reduce(np.ones(1))[0] == size
 print(rank, restarts)
 """
 SHELL = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable]
+SLOW_SHELL = ["sh", "-c", '"$@"; status=$?; sleep 1; exit $status', "sh", sys.executable]
 
 
 def launch(*arguments, size=3):
@@ -208,7 +209,9 @@ print(rank, restarts)
 """
 
 
-@pytest.mark.parametrize("command", [[sys.executable], SHELL])
+@pytest.mark.parametrize(
+    "command", [[sys.executable], SHELL, SLOW_SHELL], ids=["alone", "in a script", "in a slow one"]
+)
 def test_the_last_rank_that_is_connected_is_ended_if_it_is_stopped_and_others_wait_for_it(command, tmp_path):
     (tmp_path / "program.py").write_text(STOPPED_MEMBER)
     with launch("--respawn", "2", "--", *command, str(tmp_path / "program.py"), size=2) as job:

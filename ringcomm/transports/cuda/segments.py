@@ -141,7 +141,8 @@ class SharedSegments:
             self._map(key, buffer)
         except (OSError, RuntimeError, RingcommError) as error:  # RuntimeError: CUDA's
             buffer.row = None
-            log.warning("tensors in a segment of %d bytes are not symmetric: %s", key[0], describe_error(error))
+            if self._publish is not None:  # else closed meanwhile
+                log.warning("tensors in a segment of %d bytes are not symmetric: %s", key[0], describe_error(error))
 
     def _map(self, key: Key, buffer: SharedBuffer) -> None:
         """Map a buffer. A peer may take seconds to send a descriptor, so no lock is held meanwhile."""

@@ -180,13 +180,24 @@ def test_an_attempt_at_a_new_address_is_short_again():
     assert rank._connect_timeout == torch_store.CONNECT_TIMEOUT
 
 
-@pytest.mark.parametrize(("kind", "host"), [("failure", "this"), ("failure", "another"), ("elsewhere", "another")])
-def test_why_an_earlier_start_has_failed_is_the_error_of_no_other(kind, host):
+@pytest.mark.parametrize(
+    ("kind", "host", "heard"),
+    [
+        ("failure", "this", False),
+        ("failure", "another", False),
+        ("elsewhere", "another", False),
+        ("elsewhere", "another", True),
+    ],
+)
+def test_why_an_earlier_start_has_failed_is_the_error_of_no_other(kind, host, heard):
     """That its rank 0 runs is known of no process of another host, nor of one that has ended."""
     ended = process_id().rpartition(" ")[0] + " 1"
     where = {"host": host_id(), "process": ended} if host == "this" else {"host": host, "process": process_id()}
     left = left_behind(**where, **{kind: encode_error(RingcommError("the reason"))})
     store = CountingStore([(torch_store.KEY, json.dumps(left))])
     rank = torch_store._Rendezvous(store, 1, 2, CONFIG)
+    rank.secret = left["secret"]
+    if heard:
+        store.set(rank._heard_key, "")
     assert str(raised(ConnectionError, lambda: rank.connect(1.0))) == "a start has failed there: the reason"
     assert start(store) == [False, False]
