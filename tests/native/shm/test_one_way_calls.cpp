@@ -119,7 +119,7 @@ void a_rank_that_never_comes_is_named(rc_comm* comm, int rank) {
 }  // namespace
 
 int main() {
-    for (int n : {2, 3, 5}) {
+    for (int n : {2, 3, 5, 12}) {  // with 64 start records each, and with 32
         returned = 0;
         in_world(n, small_tuning(), [n](rc_comm* comm, int rank) {
             root_and_leaves_run_ahead(comm, rank, n);
