@@ -97,7 +97,7 @@ def test_the_first_calls_after_a_start_end_with_the_same_one_on_all_ranks(name, 
         it = RankBench(RingcommLibrary(comm), str(tmp_path))
         rounds = []
         it.round = lambda *arguments: rounds.append(arguments) or RankBench.round(it, *arguments)
-        first, settled, wrong = it.start(name, OPTIONS | {"count": 100 * (name != "barrier"), "pool": 0}, 0.05, 0.001)
+        first, settled, wrong = it.start(name, OPTIONS | {"count": 100 * (name != "barrier"), "pool": 0}, 0.5, 0.01)
         assert min(first, settled) > 0
         return rounds, wrong
 
