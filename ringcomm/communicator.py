@@ -450,7 +450,7 @@ class Communicator:
     def close(self) -> None:
         """Leave the communicator. Idempotent. Peers that still need this rank raise PeerLost.
 
-        Raises the error of a call whose work was dropped if nothing has raised it before.
+        Raises the error of a call that has ended and whose work was dropped, if nothing has raised it before.
 
         In a signal handler that has interrupted a call of this communicator, close only ends that call; close again
         to release the memory of pending works.
