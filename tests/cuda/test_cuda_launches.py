@@ -269,7 +269,8 @@ def test_a_rank_that_waits_for_room_notices_a_lost_peer():
         ringcomm.launch(ahead_of_the_dead, 2, world="processes", timeout=harness.OPERATION)
 
 
-def closed_between_calls(comm):
+@harness.on(2, world="threads")
+def test_a_communicator_may_be_closed_while_another_thread_calls(comm):
     x = emulated.array(np.ones(5000))
     comm.all_reduce(x)
 
@@ -290,7 +291,3 @@ def closed_between_calls(comm):
     calling.join()
     (error,) = errors
     assert "closed" in error
-
-
-def test_a_communicator_may_be_closed_while_another_thread_calls():
-    ringcomm.launch(closed_between_calls, 2, world="threads", timeout=harness.OPERATION)

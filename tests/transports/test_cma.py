@@ -75,17 +75,14 @@ def test_groups_copy_from_their_own_members():
     harness.run(in_groups, 4, [case for case in pairwise(AXES, seed=3) if case.length[0]], settings=COPIED)
 
 
-def mismatched(comm):
+@harness.on(3, settings=COPIED)
+def test_a_mismatch_leaves_the_outputs_untouched(comm):
     odd = comm.rank == comm.size - 1
     x, out = filled(comm.rank, 5000 + odd, "int32"), np.zeros((comm.size, 5000 + odd), np.int32)
     for call in (comm.all_gather, comm.gather):
         raised(MismatchError, lambda call=call: call(x, out=out))
         assert not out.any()
     check_usable(comm)
-
-
-def test_a_mismatch_leaves_the_outputs_untouched():
-    harness.run(mismatched, 3, settings=COPIED)
 
 
 # --- CMA is forbidden ------------------------------------------------------------------------------------------------
@@ -101,16 +98,12 @@ def gathered(comm, x):
     assert_same(out, np.stack([filled(rank, x.size, x.dtype.name) for rank in range(comm.size)]))
 
 
-def forbidden_from_the_start(comm):
+@harness.on(3, settings=COPIED, fresh=True)
+def test_the_world_does_not_use_cma_if_one_rank_may_not_read(comm):
     if comm.rank == 1:
         forbid()
     for length in (10, 5000, 3_000_001):
         gathered(comm, filled(comm.rank, length, "float32"))
-
-
-def test_the_world_does_not_use_cma_if_one_rank_may_not_read():
-    with harness.world(3, settings=COPIED) as pool:
-        pool.run(forbidden_from_the_start, ())
 
 
 def forbidden_later(comm):

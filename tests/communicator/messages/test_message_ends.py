@@ -9,6 +9,7 @@ import pytest
 from test_messages import LARGE, message, room
 
 import harness
+from cases.between_hosts import everywhere
 from harness.failures import check_usable, outcomes, raised, until_waiting
 from ringcomm import ArgumentError, PeerLost
 from ringcomm.transports.messages import ANY_SOURCE, ANY_TAG
@@ -33,7 +34,9 @@ CALLS = {
 }
 
 
-def wait_for_a_rank_that_is_about_to_close(comm, name, late):
+@pytest.mark.parametrize(("name", "late"), [*((name, False) for name in WAITS), ("recv", True), ("take", True)])
+@everywhere
+def test_a_wait_for_a_rank_that_is_about_to_close_fails(comm, name, late):
     """What it has sent arrives, also if that takes long. `late`: it closes during the wait."""
     group = comm.split(0)
     if comm.rank == 1:
@@ -70,15 +73,11 @@ def wait_for_a_rank_that_is_about_to_close(comm, name, late):
     group.close()
 
 
-@pytest.mark.parametrize(("name", "late"), [*((name, False) for name in WAITS), ("recv", True), ("take", True)])
-def test_a_wait_for_a_rank_that_is_about_to_close_fails(name, late, run):
-    run(wait_for_a_rank_that_is_about_to_close, name, late)
-
-
 # --- Pending messages -------------------------------------------------------------------------------------------------
 
 
-def close_with_pending_messages(comm):
+@everywhere
+def test_a_closed_communicator_names_the_calls_that_were_pending(comm):
     """The error of each names its call."""
     group = comm.split(0)
     if comm.rank == 1:
@@ -90,10 +89,6 @@ def close_with_pending_messages(comm):
         for text, call in zip(texts, [*calls, "recv(at most 24 bytes, from any) with any tag"], strict=True):
             assert f"this communicator was closed during {call}" in text
     check_usable(comm)
-
-
-def test_a_closed_communicator_names_the_calls_that_were_pending(run):
-    run(close_with_pending_messages)
 
 
 def die_with_pending_messages(comm):
