@@ -10,7 +10,7 @@ import harness
 from cases.collectives import Case, pairwise, start
 from cases.reference import assert_same, filled
 from harness import sandbox
-from harness.failures import check_usable, outcomes, raised
+from harness.failures import check_usable, raised, survivors_of
 from ringcomm import MismatchError, RingcommError
 
 COPIED = (("RINGCOMM_CMA_BYTES", "1"),)
@@ -116,10 +116,11 @@ def forbidden_later(comm):
 
 
 def test_a_rank_that_may_no_longer_read_is_an_error_on_every_rank():
-    with harness.world(3, settings=COPIED) as pool:
-        for _, answer, _ in outcomes(pool, forbidden_later):
-            assert answer.startswith("rank 1 cannot read the memory of rank "), answer
-            assert "Operation not permitted" in answer
+    found, _ = survivors_of(forbidden_later, 3, settings=COPIED)
+    assert len(found) == 3
+    for answer in found.values():
+        assert answer.startswith("rank 1 cannot read the memory of rank "), answer
+        assert "Operation not permitted" in answer
 
 
 def leaving_while_it_is_read(comm):
@@ -136,5 +137,4 @@ def leaving_while_it_is_read(comm):
 
 @pytest.mark.slow
 def test_data_read_after_its_owner_has_left_is_discarded():
-    with harness.world(2, settings=COPIED) as pool:
-        assert [answer for _, answer, _ in outcomes(pool, leaving_while_it_is_read)] == [None, None]
+    assert survivors_of(leaving_while_it_is_read, 2, settings=COPIED)[0] == dict.fromkeys(range(2))

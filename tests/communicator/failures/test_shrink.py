@@ -12,7 +12,7 @@ import pytest
 from test_symmetric import shared_bytes
 
 import harness
-from harness.failures import PROMPT, check_usable, outcomes, raised, until_waiting
+from harness.failures import PROMPT, check_usable, raised, survivors_of, until_waiting
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, RingcommError
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.server import serve_one_host
@@ -38,17 +38,6 @@ def until_broken(comm):
             comm.barrier()
 
     raised(RingcommError, again_and_again)
-
-
-def survivors_of(fn, ranks, *args, launcher="fork", settings=()):
-    """Run `fn` on ranks some of which die; return the results of the others by rank, and when the last came."""
-    with harness.world(ranks, launcher, settings) as pool:
-        start = time.monotonic()
-        found = [*outcomes(pool, fn, *args)]
-    answers = {rank: answer for rank, answer, _ in found if not isinstance(answer, ConnectionError)}
-    for rank, answer in answers.items():
-        assert not isinstance(answer, BaseException), f"rank {rank}: {answer!r}"
-    return answers, max(when for _, _, when in found) - start
 
 
 def used(comm, old=None):
