@@ -22,7 +22,9 @@ from ringcomm.transports.cuda import failures
 SHORT = 0.3  # seconds, of a wait that times out
 
 
-def raised_later(comm):
+@pytest.mark.usefixtures("streams_as_on_a_gpu")
+@harness.on(2, world="threads")
+def test_a_failure_after_the_launch_is_raised_by_the_next_call(comm):
     x, gate = emulated.array(np.ones(10)), Gate()
     comm.all_reduce(x)
     gate.hold(emulated.device.stream())
@@ -36,12 +38,6 @@ def raised_later(comm):
     for _ in range(2):
         with pytest.raises(MismatchError, match="broadcast"):
             comm.all_reduce(x)
-
-
-@pytest.mark.usefixtures("streams_as_on_a_gpu")
-def test_a_failure_after_the_launch_is_raised_by_the_next_call():
-    ends = connect_threads(shm.connect, 2)
-    run_threads(raised_later, [Communicator(end) for end in ends])
 
 
 def left_alone(comm, noticed, seen):
@@ -217,7 +213,9 @@ def test_a_signal_handler_that_raises_ends_a_call(comm):
         comm.all_reduce(x)
 
 
-def too_long(comm):
+@pytest.mark.usefixtures("streams_as_on_a_gpu")
+@harness.on(2, world="threads")
+def test_synchronize_has_a_timeout(comm):
     work, gate = behind_a_gate(comm)
     if comm.rank == 0:
         threading.Timer(3 * SHORT, gate.open).start()
@@ -229,12 +227,6 @@ def too_long(comm):
         gate.open()
         with pytest.raises(CollectiveTimeout, match=r"rank 0 waited 0.3 s"):
             work.synchronize()
-
-
-@pytest.mark.usefixtures("streams_as_on_a_gpu")
-def test_synchronize_has_a_timeout():
-    ends = connect_threads(shm.connect, 2)
-    run_threads(too_long, [Communicator(end) for end in ends])
 
 
 @harness.on(2, world="processes")
