@@ -92,6 +92,12 @@ def connect(name):
     return peer
 
 
+def check_works(store, other):
+    """Pass a value from one rank to another."""
+    store.set("key", b"value")
+    assert other.find("key", 20) == b"value"
+
+
 @contextmanager
 def joined(job, size=2):
     """Yield the stores of ranks 0 and 1."""
@@ -128,11 +134,13 @@ def test_all_ranks_get_a_value_that_one_sets(job, size):
     assert found == [[bytes([number]) + b"\0tail" for number in range(size)]] * size
 
 
-def test_a_value_wakes_the_rank_that_waits_for_it(stores):
+@pytest.mark.parametrize("length", [5, 5_000_000])
+def test_a_value_of_any_length_wakes_the_rank_that_waits_for_it(stores, length):
+    value = os.urandom(length)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(stores[0].find, "key", 20)
-        stores[1].set("key", b"value")
-        assert waiting.result() == b"value"
+        stores[1].set("key", value)
+        assert waiting.result() == value
 
 
 def test_a_key_that_no_rank_sets_is_not_found(stores):
@@ -239,8 +247,7 @@ def test_rank_0_gets_a_failure_at_once_though_another_rank_is_stopped(job):
 
 def test_a_job_of_one_rank_opens_no_socket(job):
     with open_store(Place(0, 1, job), 1) as store:
-        store.set("key", b"value")
-        assert store.find("key", 1) == b"value"
+        check_works(store, store)
     assert job not in Path("/proc/net/unix").read_text()
 
 
@@ -257,8 +264,7 @@ def test_the_second_process_with_a_rank_is_refused(job, caplog):
         with pytest.raises(ArgumentError, match=f"rank 0 .* is already taken by process {os.getpid()}"):
             join(job, 0, 3)
         with join(job, 2, 3) as last:
-            last.set("key", b"value")
-            assert store.find("key", 10) == b"value"
+            check_works(last, store)
     assert "rank 1 is already taken" in caplog.text
 
 
@@ -275,8 +281,7 @@ def test_a_rank_of_another_job_is_refused_and_startup_continues(job, caplog, pla
         with pytest.raises(ArgumentError, match=reason):
             join(job, place.rank, place.size, place.secret)
         with join(job, 1, 2, "secret") as other:
-            store.set("key", b"value")
-            assert other.find("key", 10) == b"value"
+            check_works(store, other)
     assert reason in caplog.text
 
 
@@ -313,8 +318,7 @@ def test_untrusted_peers_do_not_block_startup(job, caplog, monkeypatch, secret):
                 peer.send(each)
                 assert refused(peer)
         with join(job, 1, 2, secret) as other:
-            other.set("key", b"value")
-            assert store.find("key", 10) == b"value"
+            check_works(other, store)
     assert caplog.text.count(f"refused process {os.getpid()}: ") == len(garbage(job))
 
 
@@ -336,8 +340,7 @@ def test_garbage_from_a_rank_of_a_job_without_secret_does_not_stop_rank_0(job, c
         assert decode(peer.recv(100)).kind == "joined"
         peer.send(request_of_rank)
         assert refused(peer)
-        other.set("key", b"value")
-        assert store.find("key", 10) == b"value"
+        check_works(other, store)
     assert "malformed request" in caplog.text
 
 
@@ -375,8 +378,7 @@ def test_another_user_is_refused_and_startup_continues(job, caplog, another_user
         with another_user(job, f"s.connect(name); s.send({said!r}); print(s.recv(100))") as process:
             assert "joined" not in process.communicate(timeout=20)[0]
         with join(job, 1, 2) as other:
-            other.set("key", b"value")
-            assert store.find("key", 10) == b"value"
+            check_works(other, store)
     assert "belongs to user 65534, not to user 0" in caplog.text
 
 
@@ -451,14 +453,6 @@ def test_rank_0_waits_as_long_as_it_is_told_unless_the_start_fails(job, monkeypa
             leaving.result(0.5)
         stays.abort(SHORTAGE)
         leaving.result(20)
-
-
-def test_long_values_arrive(stores):
-    value = os.urandom(5_000_000)
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(stores[0].find, "key", 20)
-        stores[1].set("key", value)
-        assert waiting.result() == value
 
 
 def test_all_attributes_of_an_error_arrive_and_a_long_text_is_cut_with_a_sentence(stores):

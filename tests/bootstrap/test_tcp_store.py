@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from test_store import check_works
 
 import harness
 from harness.failures import until
@@ -99,8 +100,7 @@ def test_who_knows_the_secret_and_sends_garbage_is_refused(address, job, message
         answer = decode(peer.recv(MESSAGE_BYTES))
         assert (answer.kind, answer.fields) == ("refused", {"reason": "malformed request"})
     with join(address, job, 0, 2) as store, join(address, job, 1, 2) as other:
-        store.set("key", b"value")
-        assert other.find("key", 20) == b"value"
+        check_works(store, other)
 
 
 def test_an_untrusted_peer_is_heard_up_to_the_length_of_a_proof(address):
@@ -124,8 +124,7 @@ def test_untrusted_peers_hold_few_connections_and_keep_no_rank_out(address, job,
     monkeypatch.setattr(tcp, "HANDSHAKE_TIMEOUT", 1000.0)
     peers = [socket.create_connection(split_address(address), harness.OPERATION) for _ in range(50)]
     with join(address, job, 0, 2) as store, join(address, job, 1, 2) as other:
-        store.set("key", b"value")
-        assert other.find("key", 20) == b"value"
+        check_works(store, other)
         for peer in peers[:-4]:
             read(peer)  # the greeting, if it came before the end
             assert read(peer) == b""
@@ -220,8 +219,7 @@ def test_starts_of_two_jobs_and_of_one_have_stores_of_their_own(address, job):
             places = [Place(rank, 2, f"{name}#{start}", SECRET, store=address) for rank in range(2)]
             with client_of(places[0]) as store, client_of(places[1]) as other:
                 assert store.find("key") is None
-                other.set("key", b"value")
-                assert store.find("key", 20) == b"value"
+                check_works(other, store)
 
 
 def test_the_store_of_the_members_keeps_the_first_proposal_and_what_present_members_have_set(address, job):
@@ -255,8 +253,7 @@ def test_the_address_may_be_a_name_or_of_ipv6(job, host):
     if host == "::1" and not Path("/proc/net/if_inet6").read_text():
         pytest.skip("no IPv6 here")
     with store_server(host) as address, join(address, job, 0, 2) as store, join(address, job, 1, 2) as other:
-        store.set("key", b"value")
-        assert other.find("key", 20) == b"value"
+        check_works(store, other)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "::ffff:0.0.0.0"])

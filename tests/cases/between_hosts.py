@@ -73,6 +73,11 @@ def on_layouts(*layouts, **settings):
     return lambda fn: pytest.mark.parametrize("layout", layouts)(pools.made_test(fn, ["layout"], start))
 
 
+def everywhere(fn):
+    """Make a test of a function that each of two ranks calls: threads, processes, and on two hosts (the fixture)."""
+    return pools.made_test(fn, ["run"], lambda test, place, args: place["run"](pools.call, test, *args))
+
+
 def algorithms(layout, collectives):
     """Yield names of algorithms, and the collectives to call by each of them."""
     if len({*layout}) == 2 < len(layout):  # between two hosts all algorithms are equal

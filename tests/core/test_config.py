@@ -219,7 +219,8 @@ def kernels():
     return ffi.string(lib.rc_kernels_name()).decode()
 
 
-def choose(comm):
+@harness.on(1, world="processes", fresh=True)
+def test_an_open_communicator_keeps_its_kernels(comm):
     """Select other kernels while `comm` is open, then with no communicator open."""
 
     def alone(**given):
@@ -237,10 +238,6 @@ def choose(comm):
             assert kernels() == "portable"
     with alone():
         assert kernels() == best
-
-
-def test_an_open_communicator_keeps_its_kernels():
-    ringcomm.launch(choose, 1, timeout=harness.OPERATION)
 
 
 @pytest.mark.slow

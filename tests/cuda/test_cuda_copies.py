@@ -31,7 +31,8 @@ def buffer(comm, rows):
     return x, inputs
 
 
-def all_collectives(comm):
+@harness.on(3, settings=ON)
+def test_copy_engines_move_what_lies_in_symmetric_buffers(comm):
     size, rank = comm.size, comm.rank
     x, inputs = buffer(comm, ROWS)
     out = emulated.empty((ROWS * size, 2), "int64")
@@ -57,11 +58,8 @@ def all_collectives(comm):
     assert_same(x, inputs[size - 1])
 
 
-def test_copy_engines_move_what_lies_in_symmetric_buffers():
-    harness.run(all_collectives, 3, settings=ON)
-
-
-def by_kernels(comm):
+@harness.on(2, settings=ON)
+def test_kernels_move_the_rest(comm):
     x, inputs = buffer(comm, ROWS)
     short, _ = buffer(comm, ROWS - 1)
     for given in (short, emulated.array(x)):
@@ -73,10 +71,6 @@ def by_kernels(comm):
     counts = [ROWS + 1, *[ROWS] * (comm.size - 1)]
     assert launches(comm.all_gather, whole[: counts[comm.rank]], counts=counts)[1] == 1
     assert launches(comm.all_reduce, x)[1] == 1
-
-
-def test_kernels_move_the_rest():
-    harness.run(by_kernels, 2, settings=ON)
 
 
 @harness.on(2, world="processes")
@@ -107,7 +101,8 @@ def test_arrays_at_different_places_are_a_mismatch_that_writes_no_memory_of_othe
         pool.run(case, ())
 
 
-def queued(comm):
+@harness.on(2, settings=ON)
+def test_copies_keep_the_order_of_calls(comm):
     x, inputs = buffer(comm, ROWS)
     out = emulated.empty((ROWS * comm.size, 2), "int64")
     emulated.EmulatedDevice.blocking = False
@@ -123,7 +118,3 @@ def queued(comm):
     for _ in range(300):  # more launches than are in flight at once
         comm.all_gather(x, out)
     assert_same(out, np.concatenate(inputs))
-
-
-def test_copies_keep_the_order_of_calls():
-    harness.run(queued, 2, settings=ON)

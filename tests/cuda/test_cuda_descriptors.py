@@ -33,7 +33,8 @@ def without_ipc(gpu, name, *arguments, create=Gpu._create):
     return create(gpu, name, *arguments)
 
 
-def calls(comm):
+@harness.on(3, world="processes", fresh=True)
+def test_ranks_share_memory_by_descriptors(comm):
     inputs = [filled(rank, (MANY,), "float32") for rank in range(comm.size)]
     expected = reduced(inputs, "sum")
     with by_descriptor(), patch.object(Gpu, "_create", without_ipc):
@@ -54,12 +55,8 @@ def calls(comm):
         assert_same(comm.all_reduce(y), expected)
 
 
-def test_ranks_share_memory_by_descriptors():
-    with harness.world(3) as pool:
-        pool.run(calls, ())
-
-
-def messages(comm):
+@harness.on(2, world="processes", fresh=True)
+def test_messages_keep_handles_of_cuda_ipc(comm):
     with by_descriptor():
         x, out = emulated.array(np.arange(5.0) + comm.rank), emulated.array(np.zeros(5))
         work = comm.send(x, 1 - comm.rank, async_op=True)
@@ -68,21 +65,12 @@ def messages(comm):
         assert_same(out, np.arange(5.0) + 1 - comm.rank)
 
 
-def test_messages_keep_handles_of_cuda_ipc():
-    with harness.world(2) as pool:
-        pool.run(messages, ())
-
-
-def unreachable(comm):
+@harness.on(2, world="processes", fresh=True)
+def test_memory_that_cannot_be_mapped_is_left_to_host_memory(comm):
     emulated.configure(unreachable=comm.rank == 1)
     with by_descriptor():
         assert_same(comm.all_reduce(emulated.array(np.ones(3))), np.full(3, 2.0))
         assert comm._transport._group is None
-
-
-def test_memory_that_cannot_be_mapped_is_left_to_host_memory():
-    with harness.world(2) as pool:
-        pool.run(unreachable, ())
 
 
 @harness.on(1, world="processes")

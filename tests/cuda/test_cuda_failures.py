@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import harness
-import ringcomm
 from cases.on_device import Gate, behind_a_gate
 from cases.reference import assert_same
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Communicator, MismatchError, PeerLost
@@ -23,7 +22,9 @@ from ringcomm.transports.cuda import failures
 SHORT = 0.3  # seconds, of a wait that times out
 
 
-def raised_later(comm):
+@pytest.mark.usefixtures("streams_as_on_a_gpu")
+@harness.on(2, world="threads")
+def test_a_failure_after_the_launch_is_raised_by_the_next_call(comm):
     x, gate = emulated.array(np.ones(10)), Gate()
     comm.all_reduce(x)
     gate.hold(emulated.device.stream())
@@ -37,12 +38,6 @@ def raised_later(comm):
     for _ in range(2):
         with pytest.raises(MismatchError, match="broadcast"):
             comm.all_reduce(x)
-
-
-@pytest.mark.usefixtures("streams_as_on_a_gpu")
-def test_a_failure_after_the_launch_is_raised_by_the_next_call():
-    ends = connect_threads(shm.connect, 2)
-    run_threads(raised_later, [Communicator(end) for end in ends])
 
 
 def left_alone(comm, noticed, seen):
@@ -80,7 +75,9 @@ def test_close_raises_a_failure_that_no_call_has_raised(seen):
     run_threads(lambda comm: left_alone(comm, noticed, seen), [Communicator(end) for end in ends])
 
 
-def different_before_the_close(comm):
+@pytest.mark.usefixtures("streams_as_on_a_gpu")
+@harness.on(2, world="threads")
+def test_close_raises_a_mismatch_that_no_call_has_raised(comm):
     x = emulated.array(np.ones(5))
     comm.all_reduce(x, "max")
     comm.synchronize()
@@ -91,11 +88,8 @@ def different_before_the_close(comm):
 
 
 @pytest.mark.usefixtures("streams_as_on_a_gpu")
-def test_close_raises_a_mismatch_that_no_call_has_raised():
-    run_threads(different_before_the_close, [Communicator(end) for end in connect_threads(shm.connect, 2)])
-
-
-def failing_in_a_block(comm):
+@harness.on(2, world="threads")
+def test_close_does_not_replace_the_error_that_has_ended_a_block(comm):
     def block():
         with comm:
             comm.all_reduce(x, timeout=SHORT)
@@ -111,11 +105,6 @@ def failing_in_a_block(comm):
         return
     with pytest.raises(ZeroDivisionError):
         block()
-
-
-@pytest.mark.usefixtures("streams_as_on_a_gpu")
-def test_close_does_not_replace_the_error_that_has_ended_a_block():
-    run_threads(failing_in_a_block, [Communicator(end) for end in connect_threads(shm.connect, 2)])
 
 
 @harness.on(3, world="threads")
@@ -184,7 +173,8 @@ def test_an_error_is_raised_by_its_own_work(comm):
     assert_same(again.synchronize(), np.full(5, float(comm.size)))
 
 
-def aborting(comm):
+@harness.on(3, world="threads")
+def test_an_abort_ends_waiting_kernels(comm):
     comm.all_reduce(emulated.array(np.ones(5)))
     if comm.rank == 0:
         threading.Timer(SHORT, comm.abort, ["enough"]).start()
@@ -195,11 +185,8 @@ def aborting(comm):
             comm.all_reduce(emulated.array(np.ones(5)))
 
 
-def test_an_abort_ends_waiting_kernels():
-    run_threads(aborting, [Communicator(end) for end in connect_threads(shm.connect, 3)])
-
-
-def leaving(comm):
+@harness.on(3, world="threads")
+def test_a_rank_that_closes_is_lost_to_its_peers(comm):
     comm.all_reduce(emulated.array(np.ones(5)))
     if comm.rank == 2:
         comm.close()
@@ -210,11 +197,8 @@ def leaving(comm):
     assert "all_reduce(float64 x 5, sum)" in str(caught.value)
 
 
-def test_a_rank_that_closes_is_lost_to_its_peers():
-    run_threads(leaving, [Communicator(end) for end in connect_threads(shm.connect, 3)])
-
-
-def interrupted(comm):
+@harness.on(2, world="processes", fresh=True)
+def test_a_signal_handler_that_raises_ends_a_call(comm):
     x = emulated.array(np.ones(100_000))
     comm.all_reduce(x)
     if comm.rank == 0:
@@ -229,11 +213,9 @@ def interrupted(comm):
         comm.all_reduce(x)
 
 
-def test_a_signal_handler_that_raises_ends_a_call():
-    ringcomm.launch(interrupted, 2, world="processes", timeout=harness.OPERATION)
-
-
-def too_long(comm):
+@pytest.mark.usefixtures("streams_as_on_a_gpu")
+@harness.on(2, world="threads")
+def test_synchronize_has_a_timeout(comm):
     work, gate = behind_a_gate(comm)
     if comm.rank == 0:
         threading.Timer(3 * SHORT, gate.open).start()
@@ -245,12 +227,6 @@ def too_long(comm):
         gate.open()
         with pytest.raises(CollectiveTimeout, match=r"rank 0 waited 0.3 s"):
             work.synchronize()
-
-
-@pytest.mark.usefixtures("streams_as_on_a_gpu")
-def test_synchronize_has_a_timeout():
-    ends = connect_threads(shm.connect, 2)
-    run_threads(too_long, [Communicator(end) for end in ends])
 
 
 @harness.on(2, world="processes")
@@ -267,7 +243,8 @@ def test_a_forked_child_exits_at_once_without_effect(comm):
     assert_same(work.wait(), np.full(5, float(comm.size)))
 
 
-def closed_by_a_handler(comm):
+@harness.on(2, world="processes", fresh=True)
+def test_a_signal_handler_that_closes_ends_the_call_that_it_interrupts(comm):
     x = emulated.array(np.ones(100_000))
     comm.all_reduce(x)
     if comm.rank == 0:
@@ -277,11 +254,8 @@ def closed_by_a_handler(comm):
         comm.all_reduce(x) if comm.rank == 0 else comm.recv(x, 0)
 
 
-def test_a_signal_handler_that_closes_ends_the_call_that_it_interrupts():
-    ringcomm.launch(closed_by_a_handler, 2, world="processes", timeout=harness.OPERATION)
-
-
-def called_by_a_handler(comm):
+@harness.on(2, world="processes", fresh=True)
+def test_a_signal_handler_cannot_call_in_the_middle_of_a_call(comm):
     x, refused = emulated.array(np.ones(5)), []
 
     def handler(*_):
@@ -300,10 +274,6 @@ def called_by_a_handler(comm):
     comm.all_reduce(x)
     assert len(refused) == (comm.rank == 0)
     assert_same(x, np.full(5, float(comm.size) ** 2))
-
-
-def test_a_signal_handler_cannot_call_in_the_middle_of_a_call():
-    ringcomm.launch(called_by_a_handler, 2, world="processes", timeout=harness.OPERATION)
 
 
 @pytest.mark.parametrize(

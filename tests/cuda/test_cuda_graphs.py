@@ -10,11 +10,9 @@ import ringcomm
 from cases.on_device import connected
 from cases.reference import assert_same
 from harness.failures import until
-from ringcomm import ArgumentError, Communicator, PeerLost, RingcommError
+from ringcomm import ArgumentError, PeerLost, RingcommError
 from ringcomm.devices import emulated
 from ringcomm.devices.driver import CudaError
-from ringcomm.testing import connect_threads, run_threads
-from ringcomm.transports import shm
 
 pytestmark = pytest.mark.usefixtures("streams_as_on_a_gpu")
 
@@ -68,7 +66,16 @@ def test_calls_in_two_captures_at_once_are_refused(comm):
     comm.barrier()
 
 
-def replayed_alone(comm):
+def raises(comm):
+    try:
+        comm.check()
+    except RingcommError:
+        return True
+    return False
+
+
+@harness.on(2, world="threads")
+def test_a_replay_without_its_peer_is_noticed_by_whoever_replays(comm):
     connected(comm)
     x = emulated.array(np.ones(5))
     stream = emulated.Stream()
@@ -88,18 +95,6 @@ def replayed_alone(comm):
     assert_same(x, np.ones(5))
     with pytest.raises(ringcomm.CollectiveTimeout):
         comm.synchronize()
-
-
-def raises(comm):
-    try:
-        comm.check()
-    except RingcommError:
-        return True
-    return False
-
-
-def test_a_replay_without_its_peer_is_noticed_by_whoever_replays():
-    run_threads(replayed_alone, [Communicator(end) for end in connect_threads(shm.connect, 2)])
 
 
 def replayed_without_a_dead_peer(comm):

@@ -68,7 +68,8 @@ def test_plain_calls_are_launched_without_python(comm):
         group.CudaGroup.call = called
 
 
-def blocks_kept(comm):
+@harness.on(2, world="threads")
+def test_a_plain_call_keeps_no_objects(comm):
     x = emulated.array(np.ones(8, np.float32))
     for _ in range(100):
         comm.all_reduce(x)
@@ -78,11 +79,7 @@ def blocks_kept(comm):
     after = sys.getallocatedblocks()
     synchronize()
     comm.barrier()
-    return after - before
-
-
-def test_a_plain_call_keeps_no_objects():
-    assert max(harness.run(blocks_kept, 2, world="threads")) < 20  # of 200 calls
+    assert after - before < 20  # of 200 calls
 
 
 @harness.on(1, world="threads")
@@ -269,7 +266,8 @@ def test_a_rank_that_waits_for_room_notices_a_lost_peer():
         ringcomm.launch(ahead_of_the_dead, 2, world="processes", timeout=harness.OPERATION)
 
 
-def closed_between_calls(comm):
+@harness.on(2, world="threads")
+def test_a_communicator_may_be_closed_while_another_thread_calls(comm):
     x = emulated.array(np.ones(5000))
     comm.all_reduce(x)
 
@@ -290,7 +288,3 @@ def closed_between_calls(comm):
     calling.join()
     (error,) = errors
     assert "closed" in error
-
-
-def test_a_communicator_may_be_closed_while_another_thread_calls():
-    ringcomm.launch(closed_between_calls, 2, world="threads", timeout=harness.OPERATION)

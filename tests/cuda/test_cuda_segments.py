@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import harness
-import ringcomm
 from cases.on_device import Gate
 from cases.reference import assert_same, filled, reduced
 from harness.failures import until
@@ -200,7 +199,8 @@ def test_a_group_that_is_closed_before_a_buffer_is_published_says_nothing(caplog
     assert caplog.text == ""
 
 
-def closed_by_a_handler(comm):
+@harness.on(2, world="processes", fresh=True)
+def test_a_signal_handler_that_closes_does_not_wait_for_the_share_that_it_interrupts(comm):
     open_here()
     export = emulated.device.export
 
@@ -215,10 +215,6 @@ def closed_by_a_handler(comm):
         comm.all_reduce(emulated.array(np.ones(1)))  # rank 0 may have left it, and close, before rank 1 has
         with patch.object(emulated.device, "export", interrupted):
             share(comm, x) if comm.rank == 0 else comm.recv(emulated.array(np.ones(1)), 0)
-
-
-def test_a_signal_handler_that_closes_does_not_wait_for_the_share_that_it_interrupts():
-    ringcomm.launch(closed_by_a_handler, 2, world="processes", timeout=harness.OPERATION)
 
 
 def test_a_freed_segment_is_the_next_of_its_size():

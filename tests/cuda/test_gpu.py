@@ -110,7 +110,9 @@ def test_large_arrays_are_reduced_in_chunks(kind):
     harness.run(collectives, 2, kind, (20_000_003,))
 
 
-def bfloat16(comm, kind):
+@on(Torch)
+@harness.on(2, world="processes")
+def test_bfloat16_of_torch_is_reduced(comm, kind):
     import torch
 
     kind(comm.rank)
@@ -118,11 +120,6 @@ def bfloat16(comm, kind):
         x = torch.full((length,), comm.rank + 1.5, dtype=torch.bfloat16, device="cuda")
         comm.all_reduce(x)
         assert (x == sum(rank + 1.5 for rank in range(comm.size))).all()
-
-
-@on(Torch)
-def test_bfloat16_of_torch_is_reduced(kind):
-    harness.run(bfloat16, 2, kind)
 
 
 @everywhere
@@ -141,7 +138,11 @@ def test_calls_on_different_streams_run_one_after_the_other(comm, kind):
     assert_array_equal(gpu.values(x), np.full(200_000, comm.size**4 + 1, np.float32))
 
 
-def symmetric(comm, kind, length):
+@pytest.mark.parametrize(
+    ("kind", "length"), [(Emulated, 20_000), pytest.param(CuPy, 3_000_001, marks=GPU, id="CuPy-3000001")]
+)
+@harness.on(2, world="processes")
+def test_symmetric_buffers_are_accessed_directly(comm, kind, length):
     gpu, rank, size = kind(comm.rank), comm.rank, comm.size
     device = "emulated" if kind is Emulated else "cuda"
     x, y = (comm.empty((size, length), "float32", device=device) for _ in range(2))
@@ -159,13 +160,6 @@ def symmetric(comm, kind, length):
     assert_array_equal(gpu.values(moved), inputs[:, rank])
     assert_array_equal(gpu.values(x), inputs[range(size), range(size)])
     comm.check()
-
-
-@pytest.mark.parametrize(
-    ("kind", "length"), [(Emulated, 20_000), pytest.param(CuPy, 3_000_001, marks=GPU, id="CuPy-3000001")]
-)
-def test_symmetric_buffers_are_accessed_directly(kind, length):
-    harness.run(symmetric, 2, kind, length)
 
 
 @everywhere
@@ -228,7 +222,9 @@ def test_a_rank_that_dies_is_named(kind):
         ringcomm.launch(killed, 3 if kind is Emulated else 2, args=(kind,), timeout=harness.OPERATION)
 
 
-def captured(comm, kind):
+@on(CuPy)
+@harness.on(2, world="processes")
+def test_a_call_is_captured_in_a_graph_and_replayed(comm, kind):
     import cupy
 
     gpu = kind(comm.rank)
@@ -251,11 +247,8 @@ def captured(comm, kind):
 
 
 @on(CuPy)
-def test_a_call_is_captured_in_a_graph_and_replayed(kind):
-    harness.run(captured, 2, kind)
-
-
-def opened_and_closed(comm, kind):
+@harness.on(2, world="processes")
+def test_closed_groups_free_their_device_memory(comm, kind):
     import cupy
 
     gpu = kind(comm.rank)
@@ -272,8 +265,3 @@ def opened_and_closed(comm, kind):
         free.append(cupy.cuda.runtime.memGetInfo()[0])
         comm.barrier()
     assert free[0] - free[-1] < 64 << 20, f"the device loses memory: {free}"  # an arena is larger
-
-
-@on(CuPy)
-def test_closed_groups_free_their_device_memory(kind):
-    harness.run(opened_and_closed, 2, kind)

@@ -6,7 +6,7 @@ from multiprocessing.connection import wait
 
 import numpy as np
 
-from harness import pools
+from harness import pools, worlds
 from ringcomm import MismatchError, RingcommError
 
 PROMPT = 5.0  # seconds; the bound is 1 s on an idle machine
@@ -97,6 +97,17 @@ def check_usable(comm):
     out = np.empty(1)
     comm.sendrecv(np.array([comm.rank + 1.0]), (comm.rank + 1) % comm.size, out, (comm.rank - 1) % comm.size)
     assert out[0] == (comm.rank - 1) % comm.size + 1
+
+
+def survivors_of(fn, ranks, *args, launcher="fork", settings=()):
+    """Run `fn` on ranks some of which die; return the results of the others by rank, and when the last came."""
+    with worlds.world(ranks, launcher, settings) as pool:
+        start = time.monotonic()
+        found = [*outcomes(pool, fn, *args)]
+    answers = {rank: answer for rank, answer, _ in found if not isinstance(answer, ConnectionError)}
+    for rank, answer in answers.items():
+        assert not isinstance(answer, BaseException), f"rank {rank}: {answer!r}"
+    return answers, max(when for _, _, when in found) - start
 
 
 def outcomes(pool, fn, *args):

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import ringcomm
-from harness import launched
+from harness import launched, pools
 from harness.launched import PROGRAM, Pool
-from harness.pools import OPERATION, run_in_pool
+from harness.pools import OPERATION, made_test, run_in_pool
 from ringcomm.bench import peers
 
 SIZE = 4  # ranks of a pool; smaller worlds are the first of them
@@ -38,6 +38,27 @@ def call(fn, *args, library="openmpi", level="multiple"):
     skip_without(library)
     begin = start(library, MPI4PY_RC_THREAD_LEVEL=level)
     return run_in_pool(("mpi", library, level), lambda: pool(SIZE, begin), fn, args)
+
+
+def on(*layouts, library="openmpi", **options):
+    """Make a test of a function that each rank calls, on each of these layouts.
+
+    Without any, the test is given `library` and `layout`, as `worlds` returns them.
+    """
+
+    def start(test, place, args):
+        run(pools.call, place.pop("layout"), test, *args, **{"library": library, **options, **place})
+
+    def test_of(fn):
+        test = made_test(fn, ["layout"] if layouts else ["library", "layout"], start)
+        return pytest.mark.parametrize("layout", layouts)(test) if layouts else test
+
+    return test_of
+
+
+def on_all(fn):
+    """Make a test of a function that each rank calls, with the world of mpi4py."""
+    return made_test(fn, [], lambda test, _, args: call(pools.call, test, *args))
 
 
 def pool(size, begin):

@@ -35,15 +35,25 @@ def run(fn, size, *args, world="processes", settings=()):
     return run_in_pool((size, *settings), lambda: Pool(size, settings), fn, args)
 
 
-def on(*sizes, world=None):
+def on(*sizes, world=None, settings=(), fresh=False):
     """Make a test of a function that each rank calls, in worlds of these sizes: of both kinds (the fixture), or of one.
 
-    What the function takes besides its communicator are parameters and fixtures of the test.
+    What the function takes besides its communicator are parameters and fixtures of the test. `settings` are for
+    processes. `fresh` processes serve this test alone, which may break their communicator.
     """
+    world = "processes" if settings else world
     names = ["size"] * (len(sizes) > 1) + ["world"] * (world is None)
 
     def start(test, place, args):
-        run(call, place.get("size", sizes[0]), test, *args, world=place.get("world", world))
+        size, where = place.get("size", sizes[0]), place.get("world", world)
+        if fresh and where == "processes":
+            pool = Pool(size, settings)
+            try:
+                pool.run(call, (test, *args))
+            finally:
+                pool.kill()
+        else:
+            run(call, size, test, *args, world=where, settings=settings)
 
     def test_of(fn):
         test = made_test(fn, names, start)

@@ -36,7 +36,8 @@ def sum_of_ranks(comm):
     return int(comm.all_reduce(np.array(comm.rank)))
 
 
-def fork_with_everything(comm):
+@harness.on(3, world="processes")
+def test_a_forked_child_is_no_rank_and_disturbs_no_rank(comm):
     """Fork with a group, a symmetric buffer, queued collectives and messages in flight."""
     group = comm.split(0)
     buffer = group.empty(1000, "float32")
@@ -86,10 +87,6 @@ def fork_with_everything(comm):
     check_usable(group)
     group.close()
     check_usable(comm)
-
-
-def test_a_forked_child_is_no_rank_and_disturbs_no_rank():
-    harness.run(fork_with_everything, 3)
 
 
 PROGRAM = """

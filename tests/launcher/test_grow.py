@@ -6,7 +6,7 @@ import time
 from contextlib import closing
 
 import pytest
-from test_restarts import restarted
+from elastic_programs import ELASTIC, restarted
 from test_restarts_nodes import start, write
 
 from harness.nodes import Job, finish
@@ -17,33 +17,14 @@ from ringcomm.bootstrap.server import serve_one_host
 
 pytestmark = pytest.mark.slow
 
-# `lose` ends rank 1 and returns what is left; restarted it waits for the file "over", and so never joins.
-LOSING = """
-import os, signal, sys, threading, time
-from pathlib import Path
-import numpy as np
-import ringcomm
-from ringcomm.bootstrap import facts
+# Rank 1, restarted, waits for the file "over", and so never joins.
+LOSING = f"""{ELASTIC}
 from ringcomm.transports.routing import RoutingTransport
 
-rank, restarts = (int(os.environ[f"RINGCOMM_{name}"]) for name in ("RANK", "RESTARTS"))
-over = Path(__file__).with_name("over")
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def lose(comm):
-    if rank == 1:
-        die()
-    try:
-        while True:
-            comm.barrier()
-    except ringcomm.PeerLost:
-        return comm.shrink()
+over = beside("over")
 
 def wait_until_over():
-    while not over.exists():
-        time.sleep(0.01)
+    wait_for(over)
     os._exit(0)
 
 def end():
@@ -70,11 +51,7 @@ def test_grow_does_not_wait_for_a_rank_that_has_ended_well(tmp_path):
         comm = ringcomm.init()
         if comm.rank == 1:
             sys.exit(0)
-        try:
-            while True:
-                comm.barrier()
-        except ringcomm.PeerLost:
-            comm = comm.shrink()
+        comm = shrunk(comm)
         start = time.monotonic()
         comm = comm.grow(timeout=50)
         print(comm.size, time.monotonic() - start < 25)

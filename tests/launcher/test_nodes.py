@@ -22,13 +22,6 @@ WAITING = """
 """
 
 
-@pytest.fixture
-def job(tmp_path):
-    """A job of two nodes."""
-    with closing(Job(tmp_path, 2)) as job:
-        yield job
-
-
 def start_ranks(job, text, *options, **more):
     """Start a rank on node 0 and two on node 1."""
     program = job.program(text)

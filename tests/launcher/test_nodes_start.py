@@ -2,21 +2,13 @@
 
 import re
 import signal
-from contextlib import closing
 
 import pytest
 
-from harness.nodes import SECRET, Job, finish
+from harness.nodes import SECRET, finish
 from ringcomm.launcher.secret import find_secret
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def job(tmp_path):
-    """A job of two nodes."""
-    with closing(Job(tmp_path, 2)) as job:
-        yield job
 
 
 @pytest.fixture

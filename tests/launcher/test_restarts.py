@@ -6,18 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from harness.jobs import run_job
+from elastic_programs import ELASTIC, restarted
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = """
-import json, os, signal, sys, time
-import numpy as np
-import ringcomm
-
+PROGRAM = f"""{ELASTIC}
 kills = json.loads(sys.argv[1])  # [rank, restarts, step]
-rank, restarts = (int(os.environ[f"RINGCOMM_{name}"]) for name in ("RANK", "RESTARTS"))
 comm, step, sizes = ringcomm.init(), 0, []
 while step < 30:
     try:
@@ -25,7 +19,7 @@ while step < 30:
         x = comm.all_reduce(np.ones(100_000))
         assert (x == comm.size).all()
         if [rank, restarts, step] in kills:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         comm.barrier()
         step += 1
         sizes.append(comm.size)
@@ -35,11 +29,6 @@ while step < 30:
             comm = comm.grow(timeout=float(sys.argv[2]))
 print(json.dumps([rank, restarts, comm.rank, comm.size, len(sizes), sizes[-1]]))
 """
-
-
-def restarted(tmp_path, text, respawn, *arguments, ranks=3, status=0):
-    """Run a program under `ringcomm run --respawn`."""
-    return run_job(tmp_path, ranks, text, *arguments, options=("--respawn", str(respawn)), status=status)
 
 
 def run(tmp_path, kills, respawn, wait=10.0):
@@ -182,20 +171,15 @@ def test_a_rank_that_no_other_takes_in_says_so_in_one_line(tmp_path):
     ]
 
 
-JOINS = """
-import os, sys, time
-import numpy as np
-import ringcomm, ringcomm.elastic
-
-rank, restarts = (int(os.environ[f"RINGCOMM_{name}"]) for name in ("RANK", "RESTARTS"))
+JOINS = f"""{ELASTIC}
 victim, errors = int(sys.argv[1]), []
 if restarts == 1:  # it dies when it knows the group that it joins
-    ringcomm.elastic.place_in = lambda *_: os.kill(os.getpid(), 9)
+    ringcomm.elastic.place_in = lambda *_: die()
 comm = ringcomm.init(timeout=30)
 if restarts == 0:
     try:
         if rank == victim:
-            os.kill(os.getpid(), 9)
+            die()
         comm.barrier()
     except ringcomm.PeerLost:
         comm = comm.shrink(timeout=10)

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from elastic_programs import ELASTIC
 from test_restarts import JOINS, PROGRAM
 from test_stopped import NEVER_JOINS, STOPPED_JOINER, STOPPED_MEMBER
 from test_stopped import PROGRAM as LEAVES_RANK_1_OUT
@@ -15,12 +16,6 @@ from harness.failures import until
 from harness.nodes import Job, finish
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def job(tmp_path):
-    with closing(Job(tmp_path, 2)) as job:
-        yield job
 
 
 SOON = "from ringcomm.launcher import restarts; restarts.EXIT_TIMEOUT = 1.0"
@@ -115,29 +110,20 @@ def test_a_stopped_rank_that_one_of_another_node_waits_too_long_for_is_ended(job
 
 
 # First rank 0 is lost, so that rank 2 of the job is rank 1 of those that leave it out.
-LEAVES_RANK_2_OUT = """
-import os, signal
-import ringcomm
-
-rank, restarts = (int(os.environ[f"RINGCOMM_{name}"]) for name in ("RANK", "RESTARTS"))
+LEAVES_RANK_2_OUT = f"""{ELASTIC}
 comm = ringcomm.init(timeout=30)
 if restarts == 0:
-    try:
-        if rank == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        comm.barrier()
-        comm.barrier()
-    except ringcomm.PeerLost:
-        comm = comm.shrink()
+    if rank == 0:
+        die()
+    comm = shrunk(comm)
     if rank == 2:
-        os.kill(os.getpid(), signal.SIGSTOP)
+        stop()
     try:
         comm.barrier(timeout=0.3)
     except ringcomm.CollectiveTimeout:
         comm = comm.shrink(timeout=0.3)
     comm = comm.grow(timeout=20)
-comm.barrier()
-print(rank, restarts)
+complete(comm)
 """
 
 
@@ -188,21 +174,14 @@ def test_the_others_go_on_without_a_lost_node(job):
     assert re.search(r"the launcher of node 1 \(\S+\) has ended; the others continue without it", err)
 
 
-CONNECTS = """
-import time
-import ringcomm
-
+CONNECTS = f"""{ELASTIC}
 comm = ringcomm.init()
 comm.barrier()
 time.sleep(1)
 comm.barrier()
 """
-FAILS_LATE = """
-import sys, time
-import ringcomm
-
-rank = ringcomm.init().rank
-if rank:
+FAILS_LATE = f"""{ELASTIC}
+if ringcomm.init().rank:
     time.sleep(1.5)  # the other one has ended well
     sys.exit(3)
 """

@@ -10,7 +10,8 @@ from harness.failures import check_usable, raised, until_waiting
 from ringcomm import ArgumentError, PeerLost
 
 
-def close_while_waiting(comm):
+@harness.on(2, world="processes")
+def test_a_handler_may_close_the_interrupted_communicator_but_not_wait_in_it(comm):
     group = comm.split(0)
     pids = comm.all_gather(np.array(os.getpid()))
     if comm.rank == 0:
@@ -38,11 +39,8 @@ def close_while_waiting(comm):
     check_usable(comm)
 
 
-def test_a_handler_may_close_the_interrupted_communicator_but_not_wait_in_it():
-    harness.run(close_while_waiting, 2)
-
-
-def close_from_a_handler_in_a_handler(comm):
+@harness.on(2, world="processes")
+def test_a_nested_handler_knows_every_communicator_it_interrupts(comm):
     """The second handler interrupts the wait of the first, in another communicator."""
     outer, inner = comm.split(0), comm.split(0)
     pids = comm.all_gather(np.array(os.getpid()))
@@ -62,7 +60,3 @@ def close_from_a_handler_in_a_handler(comm):
         comm.barrier()
         outer.close()
     check_usable(comm)
-
-
-def test_a_nested_handler_knows_every_communicator_it_interrupts():
-    harness.run(close_from_a_handler_in_a_handler, 2)

@@ -1,16 +1,17 @@
 """Programs of mpi4py, run on ringcomm and on Open MPI, and what they print."""
 
-import io
 import re
 import subprocess
 import sys
-import textwrap
-from contextlib import redirect_stdout
 from pathlib import Path
 
 import harness
-from harness import mpi_world
+import ringcomm.mpi4py
+from harness import mpi_world, pools
 from ringcomm.launcher.run import MPI4PY
+
+ringcomm.mpi4py.rc.finalize = False  # when the ranks of `on` end
+from ringcomm.mpi4py import MPI  # noqa: E402 (it starts the world)
 
 FOLDER = Path(__file__).parent
 RINGCOMM = [sys.executable, "-m", "ringcomm", "run", "--mpi4py", "-n"]
@@ -56,25 +57,22 @@ def run_on_ringcomm(size, *arguments):
     return subprocess.run([*RINGCOMM, str(size), *arguments], capture_output=True, text=True, timeout=DEADLINE)
 
 
-def run_in_world(size, text):
-    """Run a program on ranks that serve many tests, which it leaves usable; return what it prints on ringcomm."""
-    printed = harness.run(execute, size, textwrap.dedent(text), settings=(("PYTHONPATH", str(MPI4PY)),))
-    return "".join(f"[{rank}] {line}" for rank, text in enumerate(printed) for line in text.splitlines(keepends=True))
+def on(size):
+    """Make a test of a function that each of `size` ranks calls with COMM_WORLD.
+
+    They serve many tests, and the function leaves them usable.
+    """
+
+    def start(test, _, args):
+        harness.run(call, size, test, *args, settings=(("PYTHONPATH", str(MPI4PY)),))
+
+    return lambda fn: pools.made_test(fn, [], start)
 
 
-def execute(_, text):
-    if str(MPI4PY) not in sys.path:
-        sys.path.insert(0, str(MPI4PY))
-        import mpi4py
-
-        mpi4py.rc.finalize = False  # when these ranks end
-    from mpi4py import MPI
-
+def call(_, test, *args):
     handler = MPI.COMM_WORLD.Get_errhandler()
-    with redirect_stdout(io.StringIO()) as printed:
-        exec(compile(text, "program", "exec"), {"__name__": "__main__"})
+    test.on_rank(MPI.COMM_WORLD, *args)
     MPI.COMM_WORLD.Set_errhandler(handler)
-    return printed.getvalue()
 
 
 def run_on_open_mpi(size, *arguments, **variables):

@@ -1,43 +1,42 @@
 """How communicators end, by Free, and the world, by Finalize: as in MPI, what was sent arrives."""
 
+import os
 import re
+from pathlib import Path
 
+import mpi_programs
+import numpy as np
 import pytest
-from mpi_programs import run_in_world
+from mpi_programs import MPI
+
+from harness.failures import until
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_message_to_a_rank_that_has_freed_the_communicator_harms_nobody():
+@mpi_programs.on(3)
+def test_a_message_to_a_rank_that_has_freed_the_communicator_harms_nobody(world):
     """A pool that says goodbye twice, while another worker has yet to read its messages."""
-    text = """
-        from mpi4py import MPI
-
-        world = MPI.COMM_WORLD
-        comm = world.Dup()
-        if comm.rank == 0:
-            comm.send("stop", 1)
-            world.recv(source=1)
-            for message, rank in (("work", 2), ("stop", 1), ("stop", 2)):
-                comm.send(message, rank)
-            world.send("now read", 2)
-        elif comm.rank == 1:
-            comm.recv(source=0)
-            comm.Free()
-            world.send("left", 0)
-        else:
-            world.recv(source=0)
-            print(comm.recv(source=0), comm.recv(source=0))
-        """
-    assert run_in_world(3, text) == "[2] work stop\n"
+    comm = world.Dup()
+    if comm.rank == 0:
+        comm.send("stop", 1)
+        world.recv(source=1)
+        for message, rank in (("work", 2), ("stop", 1), ("stop", 2)):
+            comm.send(message, rank)
+        world.send("now read", 2)
+    elif comm.rank == 1:
+        comm.recv(source=0)
+        comm.Free()
+        world.send("left", 0)
+    else:
+        world.recv(source=0)
+        assert [comm.recv(source=0) for _ in range(2)] == ["work", "stop"]
 
 
-def test_a_message_to_a_rank_that_is_at_its_end_harms_nobody(run_program):
+def test_a_message_to_a_rank_that_is_at_its_end_harms_nobody(run_on_world):
     text = """
         import os, time
-        from mpi4py import MPI
 
-        comm = MPI.COMM_WORLD
         if comm.rank == 0:
             worker = comm.recv(source=1)
             comm.send("stop", 1)
@@ -58,17 +57,15 @@ def test_a_message_to_a_rank_that_is_at_its_end_harms_nobody(run_program):
             comm.Recv(bytearray(4), 0, 1)
             print(comm.recv(source=0), comm.recv(source=0))
         """
-    assert run_program(3, text).stdout == "[2] work stop\n"
+    assert run_on_world(3, text).stdout == "[2] work stop\n"
 
 
-def test_finalize_waits_for_the_other_ranks_and_for_what_was_sent(run_program, tmp_path):
+def test_finalize_waits_for_the_other_ranks_and_for_what_was_sent(run_on_world, tmp_path):
     text = f"""
         import time
         from pathlib import Path
-        import numpy as np
-        from mpi4py import MPI
 
-        comm, path = MPI.COMM_WORLD, Path({str(tmp_path / "received")!r})
+        path = Path({str(tmp_path / "received")!r})
         data = np.full(1 << 18, 7, "i")
         if comm.rank == 0:
             MPI.Attach_buffer(MPI.BUFFER_AUTOMATIC)
@@ -82,21 +79,20 @@ def test_finalize_waits_for_the_other_ranks_and_for_what_was_sent(run_program, t
             path.touch()
             print(received.sum() == data.sum())
         """
-    assert sorted(run_program(2, text).stdout.splitlines()) == ["[0] True", "[1] True"]
+    assert sorted(run_on_world(2, text).stdout.splitlines()) == ["[0] True", "[1] True"]
 
 
-def test_finalize_does_not_wait_for_a_rank_that_is_lost(run_program):
+def test_finalize_does_not_wait_for_a_rank_that_is_lost(run_on_world):
     text = """
         import os
-        from mpi4py import MPI
 
-        MPI.COMM_WORLD.Barrier()
-        if MPI.COMM_WORLD.rank == 1:
+        comm.Barrier()
+        if comm.rank == 1:
             os._exit(3)
         MPI.Finalize()
         print("done")
         """
-    assert sorted(run_program(3, text, status=3).stdout.splitlines()) == ["[0] done", "[2] done"]
+    assert sorted(run_on_world(3, text, status=3).stdout.splitlines()) == ["[0] done", "[2] done"]
 
 
 @pytest.mark.parametrize(
@@ -110,13 +106,9 @@ def test_finalize_does_not_wait_for_a_rank_that_is_lost(run_program):
         ("comm.Recv([x, 2, MPI.DOUBLE], tag=3)", "recv(at most 16 bytes, from any) with tag 3"),
     ],
 )
-def test_a_wait_for_a_message_of_a_rank_in_finalize_fails(run_program, call, text):
+def test_a_wait_for_a_message_of_a_rank_in_finalize_fails(run_on_world, call, text):
     """What it had sent arrives; a receive that nobody waits for can be cancelled."""
     program = f"""
-        import numpy as np
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
         x = np.zeros(3)
         if comm.rank == 1:
             for length in (3, 1 << 18):
@@ -138,19 +130,16 @@ def test_a_wait_for_a_message_of_a_rank_in_finalize_fails(run_program, call, tex
             except MPI.Exception as error:
                 print(error)
         """
-    *received, error = run_program(2, program).stdout.splitlines()
+    *received, error = run_on_world(2, program).stdout.splitlines()
     assert received == ["[0] 7.0", "[0] 7.0", "[0] False False"]
     assert text in error
     any_source = "all other ranks closed the communicator during"
     assert (any_source if "any)" in text else "rank 1 closed the communicator while rank 0 needed it for") in error
 
 
-def test_a_wait_on_a_communicator_that_a_rank_in_finalize_had_freed_fails(run_program):
+def test_a_wait_on_a_communicator_that_a_rank_in_finalize_had_freed_fails(run_on_world):
     text = """
-        import numpy as np
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD.Dup()
+        comm = comm.Dup()
         if comm.rank == 1:
             comm.Free()
             MPI.Finalize()
@@ -160,78 +149,59 @@ def test_a_wait_on_a_communicator_that_a_rank_in_finalize_had_freed_fails(run_pr
             except MPI.Exception as error:
                 print(error)
         """
-    assert "rank 1 closed the communicator while rank 0 needed it for" in run_program(2, text).stdout
+    assert "rank 1 closed the communicator while rank 0 needed it for" in run_on_world(2, text).stdout
 
 
-def test_ranks_free_their_communicators_in_different_orders():
-    text = """
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
-        one, two = comm.Dup(), comm.Dup()
-        for each in (one, two) if comm.rank else (two, one):
-            each.Free()
-        print(one == two == MPI.COMM_NULL, comm.allreduce(1))
-        """
-    assert sorted(run_in_world(2, text).splitlines()) == ["[0] True 2", "[1] True 2"]
+@mpi_programs.on(2)
+def test_ranks_free_their_communicators_in_different_orders(comm):
+    one, two = comm.Dup(), comm.Dup()
+    for each in (one, two) if comm.rank else (two, one):
+        each.Free()
+    assert one == two == MPI.COMM_NULL
+    assert comm.allreduce(1) == 2
 
 
-def test_requests_outlive_the_communicator():
-    text = """
-        import numpy as np
-        from mpi4py import MPI
-
-        world = MPI.COMM_WORLD
-        comm = world.Dup()
-        data, received = np.full(1 << 18, world.rank, "i"), np.zeros(1 << 18, "i")
-        requests = [comm.Isend(data, 1 - world.rank), comm.Irecv(received, 1 - world.rank)]
-        if world.rank:
-            world.Barrier()
-        comm.Free()
-        if not world.rank:
-            world.Barrier()
-        MPI.Request.Waitall(requests)
-        print(received.min(), received.max())
-        """
-    assert sorted(run_in_world(2, text).splitlines()) == ["[0] 1 1", "[1] 0 0"]
+@mpi_programs.on(2)
+def test_requests_outlive_the_communicator(world):
+    comm = world.Dup()
+    data, received = np.full(1 << 18, world.rank, "i"), np.full(1 << 18, -1, "i")
+    requests = [comm.Isend(data, 1 - world.rank), comm.Irecv(received, 1 - world.rank)]
+    if world.rank:
+        world.Barrier()
+    comm.Free()
+    if not world.rank:
+        world.Barrier()
+    MPI.Request.Waitall(requests)
+    assert (received == 1 - world.rank).all()
 
 
-def test_a_communicator_that_all_have_freed_holds_nothing():
-    text = """
-        import gc, os, time
-        from mpi4py import MPI
+@mpi_programs.on(2)
+def test_a_communicator_that_all_have_freed_holds_nothing(comm):
+    def held():
+        maps = Path("/proc/self/maps").read_text()
+        return len(os.listdir("/proc/self/fd")), sum("ringcomm" in line for line in maps.splitlines())
 
-        def held():
-            return len(os.listdir("/proc/self/fd")), sum("ringcomm" in line for line in open("/proc/self/maps"))
-
-        comm = MPI.COMM_WORLD
-        before = held()
-        for _ in range(20):
-            comm.Dup().Free()
-        end = time.monotonic() + 20
-        while any(now > then for now, then in zip(held(), before)) and time.monotonic() < end:
-            time.sleep(0.01)
-        print(*(now <= then for now, then in zip(held(), before)))
-        """
-    assert sorted(run_in_world(2, text).splitlines()) == ["[0] True True", "[1] True True"]
+    before = held()
+    for _ in range(20):
+        comm.Dup().Free()
+    until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)), "the end of the communicators")
 
 
-def test_a_rank_that_waits_in_finalize_says_for_whom(run_program):
+def test_a_rank_that_waits_in_finalize_says_for_whom(run_on_world):
     """And ends after the timeout of the communicator, with the ranks that wait for it."""
     text = """
         import time
 
-        from mpi4py import MPI
         from ringcomm.mpi4py import environment
 
         environment.WARN_AFTER = 1
-        if MPI.COMM_WORLD.rank == 1:
-            while MPI.COMM_WORLD._object.comm._transport.report(1).count("close()") < 2:
+        if comm.rank == 1:
+            while comm._object.comm._transport.report(1).count("close()") < 2:
                 time.sleep(0.01)
             time.sleep(0.5)  # the limit of the others ends before that of its recv
-            MPI.COMM_WORLD.recv(source=1)
+            comm.recv(source=1)
         """
-    done = run_program(3, text, status=1, RINGCOMM_TIMEOUT="3")
+    done = run_on_world(3, text, status=1, RINGCOMM_TIMEOUT="3")
     warned, *ended = [line for line in done.stderr.splitlines() if "Finalize" in line]
     text = "[0] ringcomm WARNING: Finalize: waiting for rank 1 of 3; rank 1: recv(from 1) with any tag, running for "
     assert warned.startswith(text), warned
@@ -241,22 +211,20 @@ def test_a_rank_that_waits_in_finalize_says_for_whom(run_program):
 
 
 @pytest.mark.parametrize("end", ["sys.exit(3)", "raise ValueError"])
-def test_a_rank_that_ends_by_an_error_does_not_wait_in_finalize(run_program, end):
+def test_a_rank_that_ends_by_an_error_does_not_wait_in_finalize(run_on_world, end):
     text = f"""
         import sys
-        from mpi4py import MPI
 
-        if MPI.COMM_WORLD.rank == 0:
+        if comm.rank == 0:
             {end}
-        MPI.COMM_WORLD.recv(source=0)
+        comm.recv(source=0)
         """
-    run_program(2, text, status=3 if "3" in end else 1)
+    run_on_world(2, text, status=3 if "3" in end else 1)
 
 
-def test_finalize_waits_again_after_a_collective_that_did_not_match_it(run_program):
+def test_finalize_waits_again_after_a_collective_that_did_not_match_it(run_on_world):
     text = """
         import time
-        from mpi4py import MPI
 
         world = MPI.COMM_WORLD
         if world.rank == 1:
@@ -269,7 +237,7 @@ def test_finalize_waits_again_after_a_collective_that_did_not_match_it(run_progr
                 world.send("later", 0)
                 print("sent")
         """
-    printed = run_program(2, text).stdout
+    printed = run_on_world(2, text).stdout
     assert "different" in printed
     assert "rank 0: close()" in printed
     assert printed.endswith("[1] sent\n")

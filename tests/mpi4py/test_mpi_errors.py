@@ -2,17 +2,19 @@
 
 import re
 
+import mpi_programs
+import numpy as np
 import pytest
-from mpi_programs import run_in_world
+from mpi_programs import MPI
+
+from harness.failures import raised
 
 pytestmark = pytest.mark.slow
 
-REFUSED = """
-    import numpy as np
-    from mpi4py import MPI
 
-    comm = MPI.COMM_WORLD.Dup()
-    asked = []
+@mpi_programs.on(1)
+def test_the_error_handler_of_a_communicator_is_asked_once_about_each_refused_call(world):
+    comm, asked = world.Dup(), []
     comm.Set_errhandler(MPI.Comm.Create_errhandler(lambda comm, code: asked.append((comm.name, code))))
     comm.name = "mine"
     grid = comm.Create_cart([1])
@@ -20,7 +22,6 @@ REFUSED = """
     started = comm.Recv_init(y, 0)
     started.Start()
     comm.Attach_buffer(MPI.BUFFER_AUTOMATIC)
-
     for name, call in {
         "TAG send": lambda: comm.Send(x, 0, -5),
         "RANK send": lambda: comm.Send(x, 1),
@@ -65,30 +66,18 @@ REFUSED = """
         "BUFFER attach": lambda: comm.Attach_buffer(bytearray(9)),
     }.items():
         asked.clear()
-        try:
-            call()
-            print(name, "was not refused")
-        except MPI.Exception as error:
-            expected = getattr(MPI, "ERR_" + name.split()[0])
-            if error.Get_error_class() != expected or [code for _, code in asked] != [expected]:
-                print(name, error, asked)
-            if not error.Get_error_string().partition(": ")[2]:
-                print(name, "without a text")
+        error, expected = raised(MPI.Exception, call), getattr(MPI, "ERR_" + name.split()[0])
+        assert error.Get_error_class() == expected, name
+        assert [code for _, code in asked] == [expected], name
+        assert error.Get_error_string().partition(": ")[2], f"{name}: no text"
     started.Cancel()
     started.Wait()
-    print(comm.allreduce(1))
-    """
+    assert comm.allreduce(1) == 1
 
 
-def test_the_error_handler_of_a_communicator_is_asked_once_about_each_refused_call():
-    assert run_in_world(1, REFUSED) == "[0] 1\n"
-
-
-WITHOUT_COMMUNICATOR = """
-    import numpy as np
-    from mpi4py import MPI
-
-    freed = MPI.COMM_WORLD.Dup()
+@mpi_programs.on(1)
+def test_every_refusal_says_why(world):
+    freed = world.Dup()
     freed.Free()
     for name, call in {
         "COMM null": MPI.COMM_NULL.Barrier,
@@ -100,87 +89,63 @@ WITHOUT_COMMUNICATOR = """
         "DIMS dims": lambda: MPI.Compute_dims(5, [2, 0]),
         "OTHER init": MPI.Init,
     }.items():
-        try:
-            call()
-            print(name, "was not refused")
-        except MPI.Exception as error:
-            if error.Get_error_class() != getattr(MPI, "ERR_" + name.split()[0]) or ": " not in str(error):
-                print(name, error)
-    """
+        error = raised(MPI.Exception, call)
+        assert error.Get_error_class() == getattr(MPI, "ERR_" + name.split()[0]), name
+        assert ": " in str(error)
 
 
-def test_every_refusal_says_why():
-    assert run_in_world(1, WITHOUT_COMMUNICATOR) == ""
-
-
-def test_a_user_defined_handler_hears_of_errors_of_the_library_and_of_requests():
-    text = """
-        import numpy as np
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
-        codes = []
-        comm.Set_errhandler(MPI.Comm.Create_errhandler(lambda comm, code: codes.append(code)))
-        if comm.rank == 0:
-            for tag in (1, 2):
-                comm.Send(np.zeros(4), 1, tag)
-        else:
-            for call in (lambda: comm.Recv(np.zeros(1), 0, 1), comm.Irecv(np.zeros(1), 0, 2).Wait):
-                try:
-                    call()
-                except MPI.Exception as error:
-                    print(error.Get_error_class() == MPI.ERR_TRUNCATE, codes == [MPI.ERR_TRUNCATE])
-                codes.clear()
-        comm.Barrier()
-        """
-    assert run_in_world(2, text).splitlines() == ["[1] True True"] * 2
+@mpi_programs.on(2)
+def test_a_user_defined_handler_hears_of_errors_of_the_library_and_of_requests(comm):
+    codes = []
+    comm.Set_errhandler(MPI.Comm.Create_errhandler(lambda comm, code: codes.append(code)))
+    if comm.rank == 0:
+        for tag in (1, 2):
+            comm.Send(np.zeros(4), 1, tag)
+    else:
+        for call in (lambda: comm.Recv(np.zeros(1), 0, 1), comm.Irecv(np.zeros(1), 0, 2).Wait):
+            assert raised(MPI.Exception, call).Get_error_class() == MPI.ERR_TRUNCATE
+            assert codes == [MPI.ERR_TRUNCATE]
+            codes.clear()
+    comm.Barrier()
 
 
 @pytest.mark.parametrize(
     ("handler", "call"), [("ERRORS_ARE_FATAL", "Isend(np.zeros(1), 9)"), ("ERRORS_ABORT", "Send(np.zeros(1), -9)")]
 )
-def test_an_error_that_is_fatal_ends_all_ranks_with_its_code(run_program, handler, call):
+def test_an_error_that_is_fatal_ends_all_ranks_with_its_code(run_on_world, handler, call):
     text = f"""
-        import numpy as np
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
         comm.Set_errhandler(MPI.{handler})
         if comm.rank == 1:
             comm.{call}
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         comm.Barrier()
         """
-    done = run_program(2, text, status=6)  # ERR_RANK
+    done = run_on_world(2, text, status=6)  # ERR_RANK
     assert "[1] rank 1: MPI_ERR_RANK: " in done.stderr
 
 
-def test_abort_ends_all_ranks_with_its_code(run_program):
+def test_abort_ends_all_ranks_with_its_code(run_on_world):
     text = """
-        from mpi4py import MPI
-
-        if MPI.COMM_WORLD.rank == 1:
-            MPI.COMM_WORLD.Abort(7)
+        if comm.rank == 1:
+            comm.Abort(7)
         try:
-            MPI.COMM_WORLD.recv(source=1)
+            comm.recv(source=1)
         except MPI.Exception as error:
             print(error.Get_error_class() == MPI.ERR_PROC_ABORTED, error)
             raise
         """
-    done = run_program(3, text, status=7)
+    done = run_on_world(3, text, status=7)
     assert len(re.findall(r"\[[02]\] True .*rank 1 aborted: MPI_Abort\(7\)", done.stdout)) == 2
 
 
-def test_an_uncaught_exception_ends_the_others_with_one_traceback_each(run_program):
+def test_an_uncaught_exception_ends_the_others_with_one_traceback_each(run_on_world):
     text = """
-        from mpi4py import MPI
-
-        MPI.COMM_WORLD.Barrier()
-        if MPI.COMM_WORLD.rank == 1:
+        comm.Barrier()
+        if comm.rank == 1:
             raise KeyError("the cause")
-        MPI.COMM_WORLD.Barrier()
+        comm.Barrier()
         """
-    done = run_program(3, text, status=1)
+    done = run_on_world(3, text, status=1)
     assert done.stderr.count("Traceback") == 3
     told = re.findall(r"\[[02]\] .*MPI_ERR_PROC_ABORTED: .*rank 1 aborted: KeyError: 'the cause'", done.stderr)
     assert len(told) == 2
@@ -190,12 +155,10 @@ def test_an_uncaught_exception_ends_the_others_with_one_traceback_each(run_progr
 
 
 @pytest.mark.parametrize("order", ["[0, 1, 2]", "[2, 0, 1]"])
-def test_a_group_whose_member_has_died_does_not_wait_for_it(run_program, order):
+def test_a_group_whose_member_has_died_does_not_wait_for_it(run_on_world, order):
     text = f"""
         import os
-        from mpi4py import MPI
 
-        comm = MPI.COMM_WORLD
         comm.Barrier()
         if comm.rank == 2:
             os._exit(3)
@@ -205,17 +168,15 @@ def test_a_group_whose_member_has_died_does_not_wait_for_it(run_program, order):
             print(error.Get_error_class() == MPI.ERR_PROC_FAILED, error)
         os._exit(3)
         """
-    done = run_program(3, text, status=3)
+    done = run_on_world(3, text, status=3)
     assert len(re.findall(r"^\[[01]\] True", done.stdout, re.MULTILINE)) == 2
     assert "rank 2" in done.stdout
 
 
-def test_a_start_has_a_limit_of_its_own(run_program):
+def test_a_start_has_a_limit_of_its_own(run_on_world):
     text = """
         import os, sys, time
-        from mpi4py import MPI
 
-        comm = MPI.COMM_WORLD
         if comm.rank == 1:
             comm.recv()  # after the start of the group has failed
         else:
@@ -225,7 +186,7 @@ def test_a_start_has_a_limit_of_its_own(run_program):
                 print(error)
             comm.send("go on", 1)
         """
-    done = run_program(2, text, RINGCOMM_START_TIMEOUT="5")  # of the world, too, on a loaded machine
+    done = run_on_world(2, text, RINGCOMM_START_TIMEOUT="5")  # of the world, too, on a loaded machine
     assert re.fullmatch(r"\[0\] MPI_ERR_OTHER: .*rank 1 .* 5 s.*\n", done.stdout)
 
 

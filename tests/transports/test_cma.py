@@ -10,7 +10,7 @@ import harness
 from cases.collectives import Case, pairwise, start
 from cases.reference import assert_same, filled
 from harness import sandbox
-from harness.failures import check_usable, outcomes, raised
+from harness.failures import check_usable, raised, survivors_of
 from ringcomm import MismatchError, RingcommError
 
 COPIED = (("RINGCOMM_CMA_BYTES", "1"),)
@@ -75,17 +75,14 @@ def test_groups_copy_from_their_own_members():
     harness.run(in_groups, 4, [case for case in pairwise(AXES, seed=3) if case.length[0]], settings=COPIED)
 
 
-def mismatched(comm):
+@harness.on(3, settings=COPIED)
+def test_a_mismatch_leaves_the_outputs_untouched(comm):
     odd = comm.rank == comm.size - 1
     x, out = filled(comm.rank, 5000 + odd, "int32"), np.zeros((comm.size, 5000 + odd), np.int32)
     for call in (comm.all_gather, comm.gather):
         raised(MismatchError, lambda call=call: call(x, out=out))
         assert not out.any()
     check_usable(comm)
-
-
-def test_a_mismatch_leaves_the_outputs_untouched():
-    harness.run(mismatched, 3, settings=COPIED)
 
 
 # --- CMA is forbidden ------------------------------------------------------------------------------------------------
@@ -101,16 +98,12 @@ def gathered(comm, x):
     assert_same(out, np.stack([filled(rank, x.size, x.dtype.name) for rank in range(comm.size)]))
 
 
-def forbidden_from_the_start(comm):
+@harness.on(3, settings=COPIED, fresh=True)
+def test_the_world_does_not_use_cma_if_one_rank_may_not_read(comm):
     if comm.rank == 1:
         forbid()
     for length in (10, 5000, 3_000_001):
         gathered(comm, filled(comm.rank, length, "float32"))
-
-
-def test_the_world_does_not_use_cma_if_one_rank_may_not_read():
-    with harness.world(3, settings=COPIED) as pool:
-        pool.run(forbidden_from_the_start, ())
 
 
 def forbidden_later(comm):
@@ -123,10 +116,11 @@ def forbidden_later(comm):
 
 
 def test_a_rank_that_may_no_longer_read_is_an_error_on_every_rank():
-    with harness.world(3, settings=COPIED) as pool:
-        for _, answer, _ in outcomes(pool, forbidden_later):
-            assert answer.startswith("rank 1 cannot read the memory of rank "), answer
-            assert "Operation not permitted" in answer
+    found, _ = survivors_of(forbidden_later, 3, settings=COPIED)
+    assert len(found) == 3
+    for answer in found.values():
+        assert answer.startswith("rank 1 cannot read the memory of rank "), answer
+        assert "Operation not permitted" in answer
 
 
 def leaving_while_it_is_read(comm):
@@ -143,5 +137,4 @@ def leaving_while_it_is_read(comm):
 
 @pytest.mark.slow
 def test_data_read_after_its_owner_has_left_is_discarded():
-    with harness.world(2, settings=COPIED) as pool:
-        assert [answer for _, answer, _ in outcomes(pool, leaving_while_it_is_read)] == [None, None]
+    assert survivors_of(leaving_while_it_is_read, 2, settings=COPIED)[0] == dict.fromkeys(range(2))

@@ -23,7 +23,7 @@ from cases.gpu_messages import (
 )
 from cases.on_device import Gate, synchronize
 from cases.reference import assert_same
-from harness.failures import outcomes, raised, until_broken
+from harness.failures import raised, survivors_of, until_broken
 from ringcomm import Aborted, CollectiveTimeout, PeerLost, RingcommError
 from ringcomm.devices import emulated
 
@@ -60,7 +60,8 @@ def test_random_messages(layout):
     run_on(layout, at_random, 7)
 
 
-def several_large(comm):
+@on_layouts("01")
+def test_large_messages_pass_through_bounded_pinned_memory(comm):
     """Send far more at once than there is pinned memory."""
     other, size, tags = 1 - comm.rank, 9_000_001, range(3)
     comm.sendrecv(device_array(1, 0), other, emulated.empty(1, np.uint8), other)  # connects
@@ -78,12 +79,7 @@ def several_large(comm):
     comm.barrier()
     used = emulated.pinned_bytes() - before
     comm.barrier()
-    return used
-
-
-def test_large_messages_pass_through_bounded_pinned_memory():
-    for used in run_on("01", several_large):
-        assert 1 << 20 <= used <= 2 * PINNED
+    assert 1 << 20 <= used <= 2 * PINNED
 
 
 # --- Streams ----------------------------------------------------------------------------------------------------------
@@ -219,6 +215,4 @@ def die(comm):
 
 
 def test_a_sender_of_another_host_that_dies_is_named():
-    with harness.world("01") as pool:
-        results = {rank: result for rank, result, _ in outcomes(pool, die)}
-    assert results[1] == 0, results[1]
+    assert survivors_of(die, "01")[0] == {1: 0}

@@ -73,7 +73,8 @@ def test_several_threads_may_wait_for_one_work(comm):
     assert_same(x, np.full(4, float(comm.size)))
 
 
-def abandon(comm):
+@harness.on(2, fresh=True)  # ranks that have made no other calls
+def test_an_abandoned_work_completes_and_then_releases_its_memory(comm):
     arrays = []
     for i in range(100):
         x = filled(comm.rank, 5000, "int32", salt=i)
@@ -90,11 +91,6 @@ def abandon(comm):
         comm.barrier(async_op=True)
     comm.barrier()
     assert not any(x() is not None for x in arrays)
-
-
-@pytest.mark.parametrize("world", harness.WORLDS)
-def test_an_abandoned_work_completes_and_then_releases_its_memory(world):
-    ringcomm.launch(abandon, 2, world=world, timeout=harness.OPERATION)  # on ranks that have made no other calls
 
 
 @pytest.mark.parametrize("options", [{}, {"timeout": harness.OPERATION}], ids=["plain", "general"])

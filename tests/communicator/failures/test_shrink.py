@@ -12,7 +12,7 @@ import pytest
 from test_symmetric import shared_bytes
 
 import harness
-from harness.failures import PROMPT, check_usable, outcomes, raised, until_waiting
+from harness.failures import PROMPT, check_usable, raised, survivors_of, until_waiting
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, RingcommError
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.server import serve_one_host
@@ -38,17 +38,6 @@ def until_broken(comm):
             comm.barrier()
 
     raised(RingcommError, again_and_again)
-
-
-def survivors_of(fn, ranks, *args, launcher="fork", settings=()):
-    """Run `fn` on ranks some of which die; return the results of the others by rank, and when the last came."""
-    with harness.world(ranks, launcher, settings) as pool:
-        start = time.monotonic()
-        found = [*outcomes(pool, fn, *args)]
-    answers = {rank: answer for rank, answer, _ in found if not isinstance(answer, ConnectionError)}
-    for rank, answer in answers.items():
-        assert not isinstance(answer, BaseException), f"rank {rank}: {answer!r}"
-    return answers, max(when for _, _, when in found) - start
 
 
 def used(comm, old=None):
@@ -309,7 +298,8 @@ def test_shared_memory_stays():
     assert found == {0: (0, 2), 2: (1, 2)}
 
 
-def shrunk_often(comm):
+@harness.on(2, world="processes")
+def test_what_was_shrunk_gives_its_memory_back(comm):
     x, sizes = np.ones(1 << 18), []
     group = comm.split(0)
     for turn in range(20):
@@ -320,11 +310,7 @@ def shrunk_often(comm):
             comm.barrier()
             sizes.append(shared_bytes())
     group.close()
-    return max(sizes) - sizes[0]
-
-
-def test_what_was_shrunk_gives_its_memory_back():
-    assert max(harness.run(shrunk_often, 2)) <= 20 * 3 * 4096  # their failures, and who was left
+    assert max(sizes) - sizes[0] <= 20 * 3 * 4096  # their failures, and who was left
 
 
 # --- grow -------------------------------------------------------------------------------------------------------------

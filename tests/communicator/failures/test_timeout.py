@@ -113,16 +113,13 @@ def test_a_root_runs_ahead_of_the_others_for_a_while_only(comm):
     check_usable(comm)
 
 
-def wait_for_one_of_many(comm):
+@harness.on(32, world="threads")
+def test_the_report_of_a_timeout_has_room_for_many_ranks(comm):
     if comm.rank == 17:
         until_broken(comm)
     error = raised(CollectiveTimeout, lambda: comm.all_reduce(np.zeros(1000), timeout=1.0))
     assert "it was not called by rank 17\n" in str(error)
     assert lines_of(str(error)).keys() == set(range(comm.size))
-
-
-def test_the_report_of_a_timeout_has_room_for_many_ranks():
-    launch(wait_for_one_of_many, 32, world="threads", timeout=harness.OPERATION)
 
 
 @harness.on(4)
@@ -287,7 +284,8 @@ def test_a_report_shows_which_rank_each_waiting_rank_waits_for(world, capsys):
     assert world == "processes" or "waits for rank 0" in capsys.readouterr().out
 
 
-def report_what_runs(comm):
+@harness.on(2, world="threads")
+def test_a_report_shows_the_running_call_although_a_later_one_is_done(comm):
     """Rank 1 has several calls in progress: the report shows the one that it waits for."""
 
     def until_reported(call):
@@ -306,10 +304,6 @@ def report_what_runs(comm):
         later = comm.recv(np.zeros(2), 0, async_op=True)
         work.wait()
         later.wait()
-
-
-def test_a_report_shows_the_running_call_although_a_later_one_is_done():
-    launch(report_what_runs, 2, world="threads", timeout=harness.OPERATION)
 
 
 # --- Stopped processes ------------------------------------------------------------------------------------------------

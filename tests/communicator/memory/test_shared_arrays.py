@@ -37,20 +37,16 @@ def is_shared(array):
 # --- Values -----------------------------------------------------------------------------------------------------------
 
 
-def check(comm, cases, segment, mixture):
-    place = MIXTURES[mixture](comm.rank)
+@pytest.mark.parametrize("mixture", MIXTURES)
+@harness.on(1, 2, 3, 4)
+def test_collectives_on_shared_arrays_are_exact(comm, mixture):
+    segment, place = Config().segment_bytes, MIXTURES[mixture](comm.rank)
     with comm.shared_arrays():
         buffer = np.empty(64 * segment, np.uint8)
     assert is_shared(buffer)
-    for case in cases:
+    for case in pairwise(AXES, seed=comm.size):
         arrays = Arrays(case.offset) if place is None else Symmetric(buffer, case.offset + place)
         start(comm, case, segment, arrays)()
-
-
-@pytest.mark.parametrize("mixture", MIXTURES)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_collectives_on_shared_arrays_are_exact(size, mixture, world):
-    harness.run(check, size, pairwise(AXES, seed=size), Config().segment_bytes, mixture, world=world)
 
 
 @harness.on(1, 2, 3, 4)

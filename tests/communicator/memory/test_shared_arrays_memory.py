@@ -66,8 +66,9 @@ def test_freed_arrays_give_their_memory_back(comm):
     comm.barrier()
 
 
-def short(comm, limit):
-    records = []
+@harness.on(1, world="threads")
+def test_arrays_are_private_with_one_warning_while_memory_is_short(comm):
+    limit, records = 40 * MIB, []
     handler = logging.Handler()
     handler.emit = records.append
     logging.getLogger("ringcomm").addHandler(handler)
@@ -93,10 +94,6 @@ def short(comm, limit):
     (warning,) = [record.getMessage() for record in records]
     assert "8.0 MiB" in warning
     assert "a test" in warning
-
-
-def test_arrays_are_private_with_one_warning_while_memory_is_short():
-    harness.run(short, 1, 40 * MIB, world="threads")
 
 
 LIMITED = """

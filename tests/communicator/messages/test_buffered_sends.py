@@ -14,7 +14,10 @@ MANY = 20_000  # the rings hold 32
 MESSAGE, LIMIT = 4096, 16 << 20
 
 
-def send_then_meet(comm, count, length):
+@pytest.mark.parametrize(("count", "length"), [(33, 1), (MANY, 1), (100, 25_000)])
+@harness.on(2)
+def test_sends_that_nobody_receives_yet_do_not_block_a_collective(comm, count, length):
+    """The last case is above the limit of a buffered message: there the barrier of the receiver takes them."""
     if comm.rank == 0:
         for number in range(count):
             comm.send(np.full(length, number, np.int32), 1)
@@ -26,15 +29,10 @@ def send_then_meet(comm, count, length):
             assert (x == number).all(), number
 
 
-@pytest.mark.parametrize(("count", "length"), [(33, 1), (MANY, 1), (100, 25_000)])
-def test_sends_that_nobody_receives_yet_do_not_block_a_collective(count, length, world):
-    """The last case is above the limit of a buffered message: there the barrier of the receiver takes them."""
-    harness.run(send_then_meet, 2, count, length, world=world)
-
-
-def send_and_leave(comm, left):
+@harness.on(2, fresh=True)
+def test_a_closing_rank_leaves_no_message_behind(comm, tmp_path):
     """Rank 1 makes no call until rank 0 has sent everything, and rank 0 closes at once."""
-    x = np.empty(1, np.int32)
+    left, x = tmp_path / "left", np.empty(1, np.int32)
     if comm.rank == 0:
         for number in range(MANY):
             comm.send(np.full_like(x, number), 1)
@@ -44,10 +42,6 @@ def send_and_leave(comm, left):
     for number in range(MANY):
         comm.recv(x, 0)
         assert x[0] == number
-
-
-def test_a_closing_rank_leaves_no_message_behind(world, tmp_path):
-    ringcomm.launch(send_and_leave, 2, world=world, args=[tmp_path / "left"], timeout=30)
 
 
 @harness.on(2)
@@ -92,8 +86,9 @@ def test_messages_to_a_rank_that_has_closed_are_dropped(comm):
     comm.barrier()
 
 
-def fill_the_buffer(comm, full):
-    pair = comm.split(0)
+@harness.on(2)
+def test_beyond_the_limit_a_send_waits_for_its_receiver(comm, tmp_path):
+    pair, full = comm.split(0), tmp_path / "full"
     sent = []
 
     def flood():
@@ -109,10 +104,6 @@ def fill_the_buffer(comm, full):
     until(full.exists, "a full buffer")  # rank 1 makes no call meanwhile
     comm.barrier()
     pair.close()
-
-
-def test_beyond_the_limit_a_send_waits_for_its_receiver(world, tmp_path):
-    harness.run(fill_the_buffer, 2, tmp_path / "full", world=world)
 
 
 def test_the_documented_limits_are_those_of_the_core():

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from test_messages import LARGE, message, room
 
-import harness
-from harness.failures import check_usable, outcomes, raised, until_waiting
+from cases.between_hosts import everywhere
+from harness.failures import check_usable, raised, survivors_of, until_waiting
 from ringcomm import ArgumentError, PeerLost
 from ringcomm.transports.messages import ANY_SOURCE, ANY_TAG
 
@@ -33,7 +33,9 @@ CALLS = {
 }
 
 
-def wait_for_a_rank_that_is_about_to_close(comm, name, late):
+@pytest.mark.parametrize(("name", "late"), [*((name, False) for name in WAITS), ("recv", True), ("take", True)])
+@everywhere
+def test_a_wait_for_a_rank_that_is_about_to_close_fails(comm, name, late):
     """What it has sent arrives, also if that takes long. `late`: it closes during the wait."""
     group = comm.split(0)
     if comm.rank == 1:
@@ -70,15 +72,11 @@ def wait_for_a_rank_that_is_about_to_close(comm, name, late):
     group.close()
 
 
-@pytest.mark.parametrize(("name", "late"), [*((name, False) for name in WAITS), ("recv", True), ("take", True)])
-def test_a_wait_for_a_rank_that_is_about_to_close_fails(name, late, run):
-    run(wait_for_a_rank_that_is_about_to_close, name, late)
-
-
 # --- Pending messages -------------------------------------------------------------------------------------------------
 
 
-def close_with_pending_messages(comm):
+@everywhere
+def test_a_closed_communicator_names_the_calls_that_were_pending(comm):
     """The error of each names its call."""
     group = comm.split(0)
     if comm.rank == 1:
@@ -90,10 +88,6 @@ def close_with_pending_messages(comm):
         for text, call in zip(texts, [*calls, "recv(at most 24 bytes, from any) with any tag"], strict=True):
             assert f"this communicator was closed during {call}" in text
     check_usable(comm)
-
-
-def test_a_closed_communicator_names_the_calls_that_were_pending(run):
-    run(close_with_pending_messages)
 
 
 def die_with_pending_messages(comm):
@@ -108,10 +102,9 @@ def die_with_pending_messages(comm):
 
 
 def test_after_a_death_every_pending_message_names_its_own_call():
-    with harness.world(3) as pool:
-        answers = {rank: answer for rank, answer, _ in outcomes(pool, die_with_pending_messages)}
-    assert isinstance(answers.pop(2), ConnectionError)
-    for rank, errors in answers.items():
+    found, _ = survivors_of(die_with_pending_messages, 3)
+    assert {*found} == {0, 1}
+    for rank, errors in found.items():
         assert [lost for lost, _ in errors] == [2] * 5
         for tag, (_, text) in enumerate(errors[:2]):
             assert f"died while rank {rank} needed it for recv(float64 x 3, from 2) with tag {tag}" in text

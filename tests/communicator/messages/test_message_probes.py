@@ -7,6 +7,7 @@ import numpy as np
 from test_messages import EITHER, check_received, message, room
 
 import harness
+from cases.between_hosts import everywhere
 from harness.failures import check_usable, raised, until_waiting
 from ringcomm import ArgumentError, MismatchError
 from ringcomm.transports.messages import ANY_SOURCE, ANY_TAG, Envelope
@@ -14,7 +15,9 @@ from ringcomm.transports.messages import ANY_SOURCE, ANY_TAG, Envelope
 # --- Probes -----------------------------------------------------------------------------------------------------------
 
 
-def probe_first(comm, length):
+@EITHER
+@everywhere
+def test_a_probe_leaves_the_message_to_a_receive(comm, length):
     """A probe finds what a receive would get, also before it comes; the message stays until it is received."""
     messages = comm.messages
     if comm.rank == 0:
@@ -36,11 +39,8 @@ def probe_first(comm, length):
 
 
 @EITHER
-def test_a_probe_leaves_the_message_to_a_receive(length, run):
-    run(probe_first, length)
-
-
-def take_first(comm, length):
+@everywhere
+def test_a_taken_message_is_received_by_its_taker_alone(comm, length):
     """Messages that are taken are received in any order, also after others; nobody else gets them."""
     messages = comm.messages
     if comm.rank == 0:
@@ -63,11 +63,6 @@ def take_first(comm, length):
     assert "received once" in str(raised(ArgumentError, lambda: taken[1].irecv(x)))
     raised(MismatchError, lambda: taken[0].recv(x[:2]))
     assert "received once" in str(raised(ArgumentError, lambda: taken[0].recv(x)))
-
-
-@EITHER
-def test_a_taken_message_is_received_by_its_taker_alone(length, run):
-    run(take_first, length)
 
 
 @harness.on(2)

@@ -7,11 +7,13 @@ import numpy as np
 from test_messages import LARGE, message, room
 
 import harness
+from cases.between_hosts import everywhere
 from harness.failures import raised, until
 from ringcomm.transports.messages import Envelope
 
 
-def dropped(comm):
+@everywhere
+def test_a_dropped_work_keeps_its_memory_until_it_is_done(comm):
     """A receive whose work was dropped fills its memory, which lives as long as the receive."""
     messages, peer = comm.messages, 1 - comm.rank
     x = room(LARGE)
@@ -33,10 +35,6 @@ def dropped(comm):
             return True
 
         until(released, "the memory")
-
-
-def test_a_dropped_work_keeps_its_memory_until_it_is_done(run):
-    run(dropped)
 
 
 class Holder(np.ndarray):

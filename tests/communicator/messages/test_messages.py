@@ -9,7 +9,7 @@ import pytest
 
 import harness
 import ringcomm
-from cases.between_hosts import run_on
+from cases.between_hosts import everywhere, run_on
 from cases.reference import assert_same, filled
 from harness.failures import PROMPT, check_usable, outcomes, raised, until, until_waiting
 from ringcomm import ArgumentError, CollectiveTimeout, MismatchError, PeerLost, RingcommError
@@ -68,7 +68,8 @@ def test_messages_are_received_between_hosts():
     run_on("0011", lengths)
 
 
-def of_unknown_length(comm):
+@everywhere
+def test_messages_of_unknown_length_are_received_as_bytes(comm):
     """Bytes are sent as arrays are, a receive finds the memory for them, and an exchange does both at once."""
     messages, peer = comm.messages, 1 - comm.rank
     for length in LENGTHS:
@@ -81,10 +82,6 @@ def of_unknown_length(comm):
         found = Envelope(*comm.fast_path.sendrecv_message(mine, peer, comm.rank, x, ANY_SOURCE, peer))
         check_received(x, found, peer, peer, length)
     comm.barrier()
-
-
-def test_messages_of_unknown_length_are_received_as_bytes(run):
-    run(of_unknown_length)
 
 
 @harness.on(1, world="threads")
@@ -127,7 +124,8 @@ def test_an_error_of_an_exchange_says_of_which_transfer(comm):
 # --- Matching ---------------------------------------------------------------------------------------------------------
 
 
-def in_order(comm):
+@everywhere
+def test_the_first_message_meets_the_first_receive_that_matches(comm):
     """Each message goes to the first receive that matches, each receive gets the first message that matches."""
     messages, peer = comm.messages, 1 - comm.rank
     sizes = [(3, 200_000)[number % 4 == 2] for number in range(12)]
@@ -150,10 +148,6 @@ def in_order(comm):
             assert_same(x[: sizes[n]], message(peer, sizes[n], n), f"message {n}, {posted_first}")
         for work in sends:
             work.wait()
-
-
-def test_the_first_message_meets_the_first_receive_that_matches(run):
-    run(in_order)
 
 
 @harness.on(4)
@@ -191,7 +185,11 @@ def test_receives_of_both_kinds_share_the_messages(comm):
     check_usable(comm)
 
 
-def truncated(comm, length, posted, synchronous):
+@EITHER
+@pytest.mark.parametrize("posted", [True, False])
+@pytest.mark.parametrize("synchronous", [True, False])
+@everywhere
+def test_a_message_that_is_too_long_fails_its_receive_alone(comm, length, posted, synchronous):
     """A message that is too long is lost to its receiver alone; the next one is received."""
     if comm.rank == 0:
         comm.barrier()
@@ -213,17 +211,12 @@ def truncated(comm, length, posted, synchronous):
     check_usable(comm)
 
 
-@EITHER
-@pytest.mark.parametrize("posted", [True, False])
-@pytest.mark.parametrize("synchronous", [True, False])
-def test_a_message_that_is_too_long_fails_its_receive_alone(length, posted, synchronous, run):
-    run(truncated, length, posted, synchronous)
-
-
 # --- Synchronous sends ------------------------------------------------------------------------------------------------
 
 
-def synchronous_send(comm, length):
+@pytest.mark.parametrize("length", [0, 1, 4097, LARGE])
+@everywhere
+def test_a_synchronous_send_is_done_once_it_is_received(comm, length):
     messages = comm.messages
     if comm.rank == 0:
         work = messages.isend(message(0, length), 1, 0, True)
@@ -240,11 +233,6 @@ def synchronous_send(comm, length):
         for _ in range(2):
             check_received(x, messages.recv(x, 0, 0), 0, 0, length)
             x.fill(0xEE)
-
-
-@pytest.mark.parametrize("length", [0, 1, 4097, LARGE])
-def test_a_synchronous_send_is_done_once_it_is_received(length, run):
-    run(synchronous_send, length)
 
 
 @harness.on(2)

@@ -12,7 +12,7 @@ import harness
 from cases.gpu_messages import ALL, SLOT, device_array, values
 from cases.on_device import Gate, synchronize
 from cases.reference import assert_same
-from harness.failures import outcomes, until_broken
+from harness.failures import survivors_of, until_broken
 from ringcomm import Aborted, CollectiveTimeout, Communicator, PeerLost, RingcommError
 from ringcomm.devices import emulated
 from ringcomm.testing import connect_threads, run_threads
@@ -248,9 +248,7 @@ def lost_sender(comm):
 
 
 def test_a_sender_that_dies_is_named():
-    with harness.world(2) as pool:
-        results = {rank: result for rank, result, _ in outcomes(pool, lost_sender)}
-    assert results[1] is True, results[1]
+    assert survivors_of(lost_sender, 2)[0] == {1: True}
 
 
 @harness.on(2)

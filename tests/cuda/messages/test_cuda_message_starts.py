@@ -14,7 +14,8 @@ from ringcomm.devices import emulated
 from ringcomm.transports.cuda import messages
 
 
-def without_python(comm):
+@harness.on(2, world="processes", fresh=True)
+def test_messages_start_without_python(comm):
     """Only the first message passes through Python."""
     emulated.EmulatedDevice.blocking, comm, other = False, comm.split(0), 1 - comm.rank
     x, out = device_array(300, comm.rank), emulated.empty(300, np.uint8)
@@ -42,11 +43,6 @@ def without_python(comm):
         with pytest.raises(MismatchError):
             comm.sendrecv(x, other, emulated.empty(size + 1 + comm.rank, np.uint8), other)
     comm.close()
-
-
-def test_messages_start_without_python():
-    with harness.world(2) as pool:
-        pool.run(without_python, ())
 
 
 def without_allocations(comm):

@@ -62,7 +62,8 @@ def test_a_rank_makes_a_grid_of_its_own():
         assert grid.mesh.shape == (1, 1, 1, 1)
 
 
-def refused():
+@torch_world.on(2)
+def test_sizes_that_do_not_divide_are_refused():
     with pytest.raises(ArgumentError, match=r"size of the grid: expected .* 2, got pp 2 · dp 1 · cp 1 · tp 3 = 6"):
         Grid(tp=3, pp=2)
     with pytest.raises(ArgumentError, match="tp: expected an integer from 1"):
@@ -74,11 +75,7 @@ def refused():
             Grid.parse(text)
     with pytest.raises(ArgumentError, match="heads: expected a multiple of tp = 2, got 7"):
         Grid(tp=2).tp.divide("heads", 7)
-    return Grid(tp=2).tp.divide("heads", 6)
-
-
-def test_sizes_that_do_not_divide_are_refused():
-    assert torch_world.run(refused, 2) == [3, 3]
+    assert Grid(tp=2).tp.divide("heads", 6) == 3
 
 
 def test_a_grid_needs_a_default_process_group():
@@ -91,8 +88,8 @@ def open_files():
     return len(os.listdir("/proc/self/fd"))
 
 
-def closed():
-    """Return how many descriptors this process has before a grid, with it, and after it is closed, three times."""
+@torch_world.on(4, backends=torch_world.BACKENDS)
+def test_a_closed_grid_leaves_no_descriptors():
     dist.all_reduce(torch.zeros(1))
     counts = [open_files()]
     for _ in range(3):
@@ -111,13 +108,7 @@ def closed():
     with Grid.alone() as alone:
         dist.all_reduce(torch.zeros(1), group=alone.world.group)
     dist.all_reduce(torch.zeros(1))  # the default group still works
-    return counts
-
-
-@pytest.mark.parametrize("backend", torch_world.BACKENDS)
-def test_a_closed_grid_leaves_no_descriptors(backend):
-    for counts in torch_world.run(closed, 4, backend=backend):
-        assert all(after <= counts[0] for after in counts[2::2]), counts
+    assert all(after <= counts[0] for after in counts[2::2]), counts
 
 
 @torch_world.on(3)

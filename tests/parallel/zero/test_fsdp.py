@@ -68,8 +68,8 @@ def test_a_pipeline_of_sharded_stages_trains_as_one_process():
     torch.testing.assert_close(evaluated, F.mse_loss(whole(inputs), targets), rtol=1e-12, atol=1e-12)
 
 
-def normed():
-    """Return the norm where layers sharded over tp, and replicated ones, are sharded over dp."""
+@torch_world.on(4)
+def test_each_element_counts_once_in_the_norm_of_parameters_sharded_over_tp_and_dp():
     grid = Grid(dp=2, tp=2)
     torch.manual_seed(0)
     layers_of = [ColumnParallelLinear(6, 4, grid.tp), RowParallelLinear(4, 3, grid.tp), nn.Linear(3, 5)]
@@ -78,13 +78,8 @@ def normed():
     fsdp.fully_shard(model[2], mesh=grid.mesh["dp"])  # the first stays whole
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    return float(grad_norm(model, grid))
-
-
-def test_each_element_counts_once_in_the_norm_of_parameters_sharded_over_tp_and_dp():
     elements = (6 * 4 + 4) + (4 * 3 + 3) + (3 * 5 + 5)
-    for norm in torch_world.run(normed, 4):
-        assert norm == pytest.approx(math.sqrt(elements), rel=1e-12)
+    assert float(grad_norm(model, grid)) == pytest.approx(math.sqrt(elements), rel=1e-12)
 
 
 def backward(grid, *, sharded):

@@ -109,17 +109,15 @@ def test_comm_debug_mode_counts_the_calls_as_on_gloo():
     assert mine[0]["all_reduce", True] == {"c10d.allreduce_": 1}
 
 
-def results_under_a_mode():
+@torch_world.on(2)
+def test_a_mode_changes_no_result():
     with CommDebugMode():
         outputs = [torch.empty(3), torch.empty(3)]
         dist.all_gather(outputs, torch.full((3,), float(dist.get_rank())))
         x = ones(4)
         dist.all_reduce(x)
-    return [output.tolist() for output in outputs], x.tolist()
-
-
-def test_a_mode_changes_no_result():
-    assert torch_world.run(results_under_a_mode, 2) == [([[0.0] * 3, [1.0] * 3], [2.0] * 4)] * 2
+    assert [output.tolist() for output in outputs] == [[0.0] * 3, [1.0] * 3]
+    assert x.tolist() == [2.0] * 4
 
 
 @torch_world.on(2)

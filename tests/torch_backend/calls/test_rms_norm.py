@@ -1,5 +1,7 @@
 """all_reduce, the sum with a residual, and RMSNorm as one call, on the CPU and on the emulated GPU."""
 
+from functools import wraps
+
 import device_tensors
 import numpy as np
 import pytest
@@ -59,16 +61,22 @@ def test_on_the_cpu_it_is_its_steps(shape, dtype):
     assert_same(got, steps(shape, dtype))
 
 
-def on_gpus(run):
-    with pytest.MonkeyPatch.context() as patch:
-        device_tensors.install(patch)
-        x = on_device(torch.ones(1))
-        dist.all_reduce(x)  # connects
-        emulated.device.stream().synchronize()
-        run()
+def on_gpus(test):
+    @wraps(test)
+    def test_on_gpus():
+        with pytest.MonkeyPatch.context() as patch:
+            device_tensors.install(patch)
+            x = on_device(torch.ones(1))
+            dist.all_reduce(x)  # connects
+            emulated.device.stream().synchronize()
+            test()
+
+    return test_on_gpus
 
 
-def fused():
+@torch_world.on(1, 2, 3)
+@on_gpus
+def test_on_gpus_it_is_one_launch_with_the_bits_of_its_steps():
     shape = emulated.device.shape
     for dtype in DTYPES:
         row = shape.stage_bytes // dtype.itemsize  # the longest
@@ -77,31 +85,6 @@ def fused():
             assert launched == 1
             expected = steps((rows, width), dtype)
             assert_same(got, expected)
-
-
-@torch_world.on(1, 2, 3)
-def test_on_gpus_it_is_one_launch_with_the_bits_of_its_steps():
-    on_gpus(fused)
-
-
-def composed():
-    item, group = 4, dist.group.WORLD.comm._transport._group
-    longest = emulated.device.shape.stage_bytes // item
-    for rows, width, can in (
-        (1, longest, True),
-        (1, longest + 4, False),
-        (3, 10, False),
-        (1000, 64, False),
-        (0, 8, False),
-    ):
-        call = CollectiveCall(None, None, rows * width, TYPES["float32"])
-        assert group.can_normalize(call, width) is can
-        with pytest.MonkeyPatch.context() as patch:  # what counts is the memory that the ranks have agreed on
-            patch.setattr(emulated.EmulatedDevice, "shape", emulated.device.shape._replace(channels=1 << 20))
-            assert group.can_normalize(call, width) is can
-    for changes, text in REFUSED:
-        with pytest.raises(ArgumentError, match=text):
-            refused(group, **changes)
 
 
 def refused(group, dtype="float32", width=8, epsilon=EPS, **addresses):
@@ -122,8 +105,25 @@ REFUSED = [
 
 
 @torch_world.on(2)
+@on_gpus
 def test_rows_that_no_kernel_takes_are_left_to_the_steps():
-    on_gpus(composed)
+    item, group = 4, dist.group.WORLD.comm._transport._group
+    longest = emulated.device.shape.stage_bytes // item
+    for rows, width, can in (
+        (1, longest, True),
+        (1, longest + 4, False),
+        (3, 10, False),
+        (1000, 64, False),
+        (0, 8, False),
+    ):
+        call = CollectiveCall(None, None, rows * width, TYPES["float32"])
+        assert group.can_normalize(call, width) is can
+        with pytest.MonkeyPatch.context() as patch:  # what counts is the memory that the ranks have agreed on
+            patch.setattr(emulated.EmulatedDevice, "shape", emulated.device.shape._replace(channels=1 << 20))
+            assert group.can_normalize(call, width) is can
+    for changes, text in REFUSED:
+        with pytest.raises(ArgumentError, match=text):
+            refused(group, **changes)
 
 
 def different():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from test_clients import as_on_gloo, flat, train
+from test_clients import flat, same_as_on_gloo, train
 from test_operations import me, same, value, values
 from torch import nn
 
@@ -63,14 +63,11 @@ def test_sparse_tensors_that_do_not_fit_are_refused_and_the_group_stays_usable()
     same(x, sum(values(3)))
 
 
-def sparse_embedding():
+@same_as_on_gloo
+def test_ddp_with_a_sparse_embedding():
     rank = dist.get_rank()
     torch.manual_seed(0)
     net = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Embedding(20, 8, sparse=True), nn.Linear(8, 4)))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     inputs = [(torch.arange(6) * (step + 2) + rank) % 20 for step in range(3)]
     return train(net, None, inputs, optimizer=optimizer), flat(net.parameters())
-
-
-def test_ddp_with_a_sparse_embedding():
-    as_on_gloo(sparse_embedding)

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from test_clients import STEPS, as_on_gloo, batch, flat, model, train
+from test_clients import STEPS, as_on_gloo, batch, flat, model, same_as_on_gloo, train
 from torch import nn
 
 from harness import torch_world
@@ -38,8 +38,8 @@ def answers():
     }
 
 
-def sequence_numbers():
-    """Return the number of a group before and after calls of each kind."""
+@torch_world.on(2)
+def test_sequence_numbers_count_the_collectives():
     group = dist.group.WORLD
     first = group._get_sequence_number_for_group()
     dist.all_reduce(torch.ones(3))
@@ -50,11 +50,7 @@ def sequence_numbers():
         dist.send(torch.ones(1), 1)
     else:
         dist.recv(torch.ones(1), 0)
-    return group._get_sequence_number_for_group() - first
-
-
-def test_sequence_numbers_count_the_collectives():
-    assert torch_world.run(sequence_numbers, 2) == [4, 4]
+    assert group._get_sequence_number_for_group() - first == 4
 
 
 @torch_world.on(2)
@@ -115,7 +111,8 @@ def test_set_pg_timeout_still_serves_gloo():
     assert dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=9)
 
 
-def memory_from_the_group():
+@same_as_on_gloo
+def test_fsdp2_allocates_memory_from_the_group():
     from torch.distributed.fsdp import fully_shard
 
     net = model()
@@ -123,10 +120,6 @@ def memory_from_the_group():
     net.set_allocate_memory_from_process_group_for_comm(True)
     losses = train(net, net.parameters(), [batch(dist.get_rank(), step) for step in range(STEPS)])
     return losses, flat(parameter.full_tensor() for parameter in net.parameters())
-
-
-def test_fsdp2_allocates_memory_from_the_group():
-    as_on_gloo(memory_from_the_group)
 
 
 def sharded_tensor():

@@ -15,22 +15,19 @@ from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 from harness import torch_world
 
 
-def save_in_the_background(folder):
+@torch_world.on(2)
+def test_a_checkpoint_is_saved_in_the_background(tmp_path):
     net = sharded()
     expected = flat(parameter.full_tensor() for parameter in net.parameters())
     background = dist.new_group()  # of a thread of its own: the calls on a group have one order
-    saved = checkpoint.async_save({"model": net.state_dict()}, checkpoint_id=folder, process_group=background)
+    saved = checkpoint.async_save({"model": net.state_dict()}, checkpoint_id=tmp_path, process_group=background)
     train(net, net.parameters(), [batch(dist.get_rank(), 0)])
     saved.result()
     state = {"model": net.state_dict()}
-    checkpoint.load(state, checkpoint_id=folder)
+    checkpoint.load(state, checkpoint_id=tmp_path)
     net.load_state_dict(state["model"])
-    return [expected, flat(parameter.full_tensor() for parameter in net.parameters())]
-
-
-def test_a_checkpoint_is_saved_in_the_background(tmp_path):
-    for expected, loaded in torch_world.run(save_in_the_background, 2, str(tmp_path)):
-        assert (loaded == expected).all()
+    loaded = flat(parameter.full_tensor() for parameter in net.parameters())
+    assert (loaded == expected).all()
 
 
 BY_A_PROCESS = """

@@ -6,7 +6,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from torch import nn
 
-from harness import torch_world
+from harness import pools, torch_world
 
 SIZE, STEPS = 4, 3
 
@@ -47,6 +47,11 @@ def train(net, parameters, inputs, forward=None, optimizer=None):
 
 def flat(parameters):
     return torch.cat([parameter.detach().double().reshape(-1) for parameter in parameters]).numpy()
+
+
+def same_as_on_gloo(fn):
+    """Make a test of a function of the ranks: on both backends each returns the same numbers."""
+    return pools.made_test(fn, [], lambda test, _, args: as_on_gloo(test, *args), first=0)
 
 
 def as_on_gloo(fn, *args, size=SIZE):
@@ -139,7 +144,8 @@ def test_ddp_with_the_fp16_hook_is_no_less_exact_than_on_gloo():
     assert 0 < errors[0] <= 1.05 * errors[1]
 
 
-def zero():
+@same_as_on_gloo
+def test_zero_redundancy_optimizer():
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     rank = dist.get_rank()
@@ -147,10 +153,6 @@ def zero():
     optimizer = ZeroRedundancyOptimizer(net.parameters(), optimizer_class=torch.optim.Adam, lr=0.01)
     losses = train(net, None, [batch(rank, step) for step in range(STEPS)], optimizer=optimizer)
     return losses, flat(net.parameters())
-
-
-def test_zero_redundancy_optimizer():
-    as_on_gloo(zero)
 
 
 # --- Fully sharded ----------------------------------------------------------------------------------------------------
@@ -332,7 +334,8 @@ def test_pipelines(schedule):
     as_on_gloo(pipeline, schedule)
 
 
-def pipeline_of_tensor_parallel_stages():
+@same_as_on_gloo
+def test_a_pipeline_of_tensor_parallel_stages():
     """Each half of the ranks holds a stage: what it sends is still being reduced by its tensor-parallel layers."""
     from torch.distributed import pipelining
     from torch.distributed.device_mesh import init_device_mesh
@@ -361,10 +364,6 @@ def pipeline_of_tensor_parallel_stages():
         optimizer.zero_grad()
         losses.append(float(sum(seen)))
     return losses, flat(p.full_tensor() if isinstance(p, DTensor) else p for p in layer.parameters())
-
-
-def test_a_pipeline_of_tensor_parallel_stages():
-    as_on_gloo(pipeline_of_tensor_parallel_stages)
 
 
 # --- Functional collectives, compiled ---------------------------------------------------------------------------------

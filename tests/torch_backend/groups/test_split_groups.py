@@ -1,6 +1,7 @@
 """dist.split_group. torch has no GPU here: it is told of one, to which the default group is bound."""
 
 from datetime import timedelta
+from functools import wraps
 
 import pytest
 import torch
@@ -14,17 +15,22 @@ GPU = torch.device("cuda", 0)
 SHORT = 0.3  # seconds, where a call must time out
 
 
-def bound(run):
-    """Run a function while the default group is bound to a GPU."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.accelerator, "is_available", lambda: True)
-        patch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
-        patch.setitem(dist.distributed_c10d.Backend.backend_capability, "ringcomm", ["cpu", "cuda"])
-        dist.group.WORLD.bound_device_id = GPU
-        try:
-            run()
-        finally:
-            dist.group.WORLD.bound_device_id = None
+def bound(test):
+    """Bind the default group to a GPU during a test."""
+
+    @wraps(test)
+    def test_bound():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.accelerator, "is_available", lambda: True)
+            patch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
+            patch.setitem(dist.distributed_c10d.Backend.backend_capability, "ringcomm", ["cpu", "cuda"])
+            dist.group.WORLD.bound_device_id = GPU
+            try:
+                test()
+            finally:
+                dist.group.WORLD.bound_device_id = None
+
+    return test_bound
 
 
 def sum_of_ranks(group):
@@ -33,7 +39,9 @@ def sum_of_ranks(group):
     return x.item()
 
 
-def halves():
+@torch_world.on(3)
+@bound
+def test_a_group_is_split_as_nccl_splits_it():
     rank = dist.get_rank()
     group = dist.split_group(split_ranks=[[2, 0], [1]], group_desc="halves")
     assert dist.get_process_group_ranks(group) == ([1] if rank == 1 else [0, 2])
@@ -49,11 +57,8 @@ def halves():
 
 
 @torch_world.on(3)
-def test_a_group_is_split_as_nccl_splits_it():
-    bound(halves)
-
-
-def some():
+@bound
+def test_ranks_in_no_part_get_none():
     group = dist.split_group(split_ranks=[[0, 1]])
     assert (group is None) == (dist.get_rank() == 2)
     if group is not None:
@@ -63,23 +68,17 @@ def some():
         assert sum_of_ranks(other) == 3.0
 
 
-@torch_world.on(3)
-def test_ranks_in_no_part_get_none():
-    bound(some)
-
-
-def meshes():
+@torch_world.on(4)
+@bound
+def test_a_mesh_of_a_bound_group_is_split():
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     assert sum_of_ranks(mesh.get_group("tp")) == (1.0 if dist.get_rank() < 2 else 5.0)
     assert sum_of_ranks(mesh.get_group("dp")) == (2.0 if dist.get_rank() % 2 == 0 else 4.0)
 
 
-@torch_world.on(4)
-def test_a_mesh_of_a_bound_group_is_split():
-    bound(meshes)
-
-
-def timed():
+@torch_world.on(2)
+@bound
+def test_a_split_group_has_the_timeout_that_it_was_given():
     group = dist.split_group(split_ranks=[[0, 1]], timeout=timedelta(seconds=SHORT))
     if dist.get_rank() == 0:
         with pytest.raises(CollectiveTimeout, match=f"waited {SHORT} s"):
@@ -88,17 +87,9 @@ def timed():
 
 
 @torch_world.on(2)
-def test_a_split_group_has_the_timeout_that_it_was_given():
-    bound(timed)
-
-
-def differently():
+@bound
+def test_ranks_that_split_differently_learn_of_it():
     parts = [[0], [1]] if dist.get_rank() else [[0, 1]]
     with pytest.raises(MismatchError, match="differently: rank 0 names 2 ranks, 1 name the same"):
         dist.split_group(split_ranks=parts)
     assert sum_of_ranks(None) == 1.0
-
-
-@torch_world.on(2)
-def test_ranks_that_split_differently_learn_of_it():
-    bound(differently)

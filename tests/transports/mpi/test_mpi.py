@@ -75,7 +75,9 @@ def test_a_group_selects_its_transport_by_the_hosts_of_its_ranks(layout, expecte
     assert mpi_world.run(names_of_groups, layout) == expected
 
 
-def split_often(comm, times):
+@pytest.mark.parametrize(("library", "layout", "times"), [("openmpi", "0011", 100), ("mpich", "0123", 100)])
+@mpi_world.on()
+def test_many_groups_can_be_created_and_closed(comm, times):
     threads = threading.active_count()
     for number in range(times):
         with comm.split(0, key=-comm.rank) as group:
@@ -83,11 +85,6 @@ def split_often(comm, times):
                 check_usable(group)
     assert threading.active_count() == threads
     check_usable(comm)
-
-
-@pytest.mark.parametrize(("library", "layout", "times"), [("openmpi", "0011", 100), ("mpich", "0123", 100)])
-def test_many_groups_can_be_created_and_closed(library, layout, times):
-    mpi_world.run(split_often, layout, times, library=library)
 
 
 def chosen(comm):
@@ -100,7 +97,8 @@ def test_the_configured_algorithm_is_used():
     assert mpi_world.run(chosen, "0101", algorithm="halving_doubling") == ["halving_doubling"] * 4
 
 
-def on_devices(comm):
+@mpi_world.on("0011")
+def test_arrays_on_devices_of_several_hosts_go_through_host_memory(comm):
     """Sum and gather arrays on the emulated device. A group on one host uses kernels."""
     group = comm.split(comm.rank // 2)
     for each in (comm, group):
@@ -112,11 +110,7 @@ def on_devices(comm):
         assert rows.shape == (each.size, 3)
     names = comm._transport.name, group._transport.name
     group.close()
-    return names
-
-
-def test_arrays_on_devices_of_several_hosts_go_through_host_memory():
-    assert mpi_world.run(on_devices, "0011") == [("shm+mpi", "shm+cuda_ipc")] * 4
+    assert names == ("shm+mpi", "shm+cuda_ipc")
 
 
 OPS = [("float32", "sum"), ("float64", "avg"), ("bfloat16", "max"), ("int32", "prod"), ("float64", premul_sum(0.5))]
@@ -177,7 +171,8 @@ def test_messages_of_gpus():
     mpi_world.run(every_call, "001")
 
 
-def no_memory(comm):
+@mpi_world.on("0011")
+def test_a_gpu_without_memory_for_its_arena_raises_on_all_hosts(comm):
     allocate = emulated.EmulatedDevice.allocate
 
     def short(device, size, what):
@@ -191,11 +186,8 @@ def no_memory(comm):
     assert_same(comm.all_reduce(x), np.full(100, float(comm.size)))
 
 
-def test_a_gpu_without_memory_for_its_arena_raises_on_all_hosts():
-    mpi_world.run(no_memory, "0011")
-
-
-def fails_on_one_host(comm):
+@mpi_world.on("0011")
+def test_a_gpu_that_fails_on_one_host_is_named_on_all(comm):
     comm.all_reduce(emulated.array(np.ones(5)))
     copy = emulated.EmulatedDevice.copy
 
@@ -208,7 +200,3 @@ def fails_on_one_host(comm):
         for _ in range(2):
             with pytest.raises(RingcommError, match="emulated has failed: an illegal memory access"):
                 comm.all_reduce(emulated.array(np.ones(1000)))
-
-
-def test_a_gpu_that_fails_on_one_host_is_named_on_all():
-    mpi_world.run(fails_on_one_host, "0011")

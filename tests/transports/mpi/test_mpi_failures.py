@@ -37,9 +37,10 @@ def test_a_late_rank_is_named_on_every_rank(library, layout, rank, name):
     assert texts.pop(rank) in texts, "the late rank raises the error of the others"
 
 
-def leave_out(comm, *late):
+@mpi_world.on("0011")
+def test_all_late_ranks_are_named(comm):
     group = comm.split(0)
-    if comm.rank in late:
+    if comm.rank in (1, 2):
         until_broken(group)
     error = raised(CollectiveTimeout, lambda: group.all_reduce(np.zeros(LARGE), timeout=SHORT))
     assert f"waited {SHORT:g} s in all_reduce(" in str(error)
@@ -47,10 +48,6 @@ def leave_out(comm, *late):
     assert error.rank == 1
     group.close()
     check_usable(comm)
-
-
-def test_all_late_ranks_are_named():
-    mpi_world.run(leave_out, "0011", 1, 2)
 
 
 @pytest.mark.parametrize("peer", [1, 3, None])
@@ -87,7 +84,8 @@ def test_a_rank_that_closes_is_lost_to_the_ranks_that_need_it(library, layout, r
     mpi_world.run(close, layout, rank, name, library=library)
 
 
-def leave_by_an_exception(comm):
+@mpi_world.on("0123", "0011", "0001")
+def test_an_exception_that_leaves_the_block_aborts_the_other_ranks(comm):
     group = comm.split(0)
     if comm.rank == 1:
         with pytest.raises(ZeroDivisionError), group:
@@ -97,11 +95,6 @@ def leave_by_an_exception(comm):
         assert "ZeroDivisionError: on purpose" in str(error)
         assert error.rank == 1
     check_usable(comm)
-
-
-@pytest.mark.parametrize("layout", ["0123", "0011", "0001"])
-def test_an_exception_that_leaves_the_block_aborts_the_other_ranks(layout):
-    mpi_world.run(leave_by_an_exception, layout)
 
 
 # --- Signals ----------------------------------------------------------------------------------------------------------

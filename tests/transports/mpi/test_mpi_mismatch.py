@@ -14,15 +14,12 @@ LAYOUTS = [("openmpi", "0123"), ("mpich", "0011"), ("openmpi", "0001"), ("mpich"
 worlds = pytest.mark.parametrize(("library", "layout"), mpi_world.worlds(*LAYOUTS))
 
 
-def differ_in_turn(comm):
+@worlds
+@mpi_world.on()
+def test_a_mismatch_names_the_call_of_every_rank_and_changes_nothing(comm):
     """Each rank differs once; then ranks on different hosts disagree in pairs."""
     for number, name in enumerate(CASES):
         differ(comm, name, (1, 5001)[number % 2], number % comm.size, async_op=number % 3 == 0)
-
-
-@worlds
-def test_a_mismatch_names_the_call_of_every_rank_and_changes_nothing(library, layout):
-    mpi_world.run(differ_in_turn, layout, library=library)
 
 
 @worlds

@@ -57,15 +57,12 @@ def test_an_mpi_communicator_can_be_passed_and_stays_unchanged(library):
     mpi_world.call(init_with_given, library=library)
 
 
-def differ_in_the_version(world):
+@mpi_world.on_all
+def test_different_versions_are_named_on_every_rank(world):
     with patch.object(facts, "VERSION", "0.0.9" if world.rank == 2 else "1.2.3"):
         error = raised(ArgumentError, lambda: ringcomm.init(harness.OPERATION, mpi_comm=world))
     assert str(error) == "the ranks run different versions of ringcomm: 1.2.3 on ranks 0, 1 and 3; 0.0.9 on rank 2"
     assert error.rank == 2
-
-
-def test_different_versions_are_named_on_every_rank():
-    mpi_world.call(differ_in_the_version)
 
 
 class Planted:
@@ -92,7 +89,8 @@ def test_nothing_is_unpickled_at_the_start():
     assert mpi_world.call(send_a_pickle_in_place_of_facts) == [False] * 4
 
 
-def fail_on_one_host(world):
+@mpi_world.on_all
+def test_a_failure_on_one_host_is_raised_on_all(world):
     """One rank has no memory: no rank gets a communicator, and all raise the reason."""
 
     def connect(*_):
@@ -106,10 +104,6 @@ def fail_on_one_host(world):
     assert str(error).startswith("rank 2: ") == (world.rank < 2)
     with ringcomm.init(config=config, mpi_comm=world) as comm:
         check_usable(comm)
-
-
-def test_a_failure_on_one_host_is_raised_on_all():
-    mpi_world.call(fail_on_one_host)
 
 
 def be_late_on_a_host(world, failed):
@@ -256,7 +250,8 @@ def test_a_host_id_that_is_not_a_string_is_refused(label):
     assert "host_id: expected a name, or None, got " in str(raised(ArgumentError, lambda: Config(host_id=label)))
 
 
-def init_with_invalid_arguments(world):
+@mpi_world.on_all
+def test_invalid_arguments_are_refused(world):
     odd = Config(algorithm="rign", host_id=str(world.rank))
     text = str(raised(ArgumentError, lambda: ringcomm.init(harness.OPERATION, odd, world)))
     assert "unknown algorithm 'rign'; did you mean 'ring'?" in text
@@ -264,7 +259,3 @@ def init_with_invalid_arguments(world):
     for wrong in ("world", type(world), without_me):
         text = str(raised(ArgumentError, lambda wrong=wrong: ringcomm.init(mpi_comm=wrong)))
         assert "mpi_comm: expected an mpi4py Intracomm that contains this rank, got" in text
-
-
-def test_invalid_arguments_are_refused():
-    mpi_world.call(init_with_invalid_arguments)

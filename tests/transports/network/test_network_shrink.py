@@ -13,10 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import test_shrink as shrinking
-from test_shrink import survivors_of
 
 from cases.between_hosts import run_on
-from harness.failures import PROMPT, raised
+from harness.failures import PROMPT, raised, survivors_of
 from harness.nodes import SECRET, Job, finish, store_server
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Config, PeerLost, RingcommError
 from ringcomm.bootstrap.client import Client
