@@ -8,9 +8,8 @@ import torch.distributed as dist
 from ringcomm import Communicator
 from ringcomm.errors import refuse
 from ringcomm.torch.compat.untraced import untraced
-from ringcomm.torch.lists import pairs
 from ringcomm.torch.operations import Prepared, operation, reduction
-from ringcomm.torch.tensors import CallTensors, Lists, Tensors, some, unwritten, without_overlap
+from ringcomm.torch.tensors import CallTensors, Lists, Tensors, pairs, some, unwritten, without_overlap
 from ringcomm.torch.works import TorchWork, coalesced
 
 __all__ = ["Coalescing"]

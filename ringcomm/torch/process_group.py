@@ -21,12 +21,11 @@ from ringcomm.torch.compat import inflight, native
 from ringcomm.torch.compat.capabilities import Capabilities, Options, has_other_backends
 from ringcomm.torch.compat.subclasses import NoMemory, tracing, unwrapped
 from ringcomm.torch.compat.untraced import untraced
-from ringcomm.torch.lists import for_ranks, split_counts
+from ringcomm.torch.groups import Splitting
 from ringcomm.torch.memory import TensorMemory
 from ringcomm.torch.operations import DONE, Prepared, flat, merged, operation, reduction, uneven
-from ringcomm.torch.splitting import Splitting
 from ringcomm.torch.start import connect
-from ringcomm.torch.tensors import CallTensors, Lists, Tensors, single, some, write_back
+from ringcomm.torch.tensors import CallTensors, Lists, Tensors, for_ranks, single, some, split_counts, write_back
 from ringcomm.torch.timeouts import seconds
 from ringcomm.torch.works import TorchWork
 

@@ -15,7 +15,10 @@ from ringcomm.errors import refuse
 from ringcomm.torch.compat.subclasses import NoMemory, unwrapped
 from ringcomm.types import DTYPES
 
-__all__ = ["CallTensors", "Copies", "Lists", "Tensors", "single", "some", "unwritten", "without_overlap", "write_back"]
+__all__ = [
+    *("CallTensors", "Copies", "Lists", "Tensors", "for_ranks", "pairs", "single", "some", "split_counts"),
+    *("unwritten", "without_overlap", "write_back"),
+]
 
 Tensors = Sequence[torch.Tensor]
 Lists = Sequence[Tensors]
@@ -200,3 +203,36 @@ def _adjacent(tensors: Tensors) -> torch.Tensor | None:
         return None
     count = sum(tensor.numel() for tensor in tensors)
     return first.detach().as_strided((count,), (1,))
+
+
+# --- Lists that torch passes ------------------------------------------------------------------------------------------
+
+
+def for_ranks(group: Any, items: Sequence[Any], like: torch.Tensor | None = None) -> Sequence[Any]:
+    """Return a list that must have one item for each rank; with `like`, tensors of its size."""
+    if len(items) != group.size():
+        raise refuse("the list", f"a tensor for each of {group.size()} ranks", f"{len(items)} tensors")
+    if like is not None and any(tensor.numel() != like.numel() for tensor in items):
+        sizes = ", ".join(str(tensor.numel()) for tensor in items)
+        raise refuse("the list", f"tensors with {like.numel()} elements", f"tensors with {sizes} elements")
+    return items
+
+
+def pairs(outputs: Tensors, inputs: Tensors) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the output and input of each of many calls, all of which read what was there before the first."""
+    if len(outputs) != len(some(inputs)):
+        raise refuse("outputs", f"{len(inputs)} tensors, as inputs", f"{len(outputs)} tensors")
+    return [*zip(outputs, unwritten(inputs, [[out] for out in outputs]), strict=True)]
+
+
+def split_counts(group: Any, tensor: torch.Tensor, splits: Sequence[int]) -> list[int]:
+    """Return the elements for, or from, each rank; torch passes rows, and an empty list for equal splits."""
+    rows, size = tensor.shape[0] if tensor.dim() else 0, group.size()
+    if not splits:
+        if rows % size:
+            raise refuse("axis 0", f"a multiple of {size} rows, or split sizes", f"{rows} rows")
+        splits = [rows // size] * size
+    elif sum(splits) != rows or len(splits) != size:
+        raise refuse("split sizes", f"{size} numbers that add up to {rows} rows", list(splits))
+    row = tensor.numel() // rows if rows else 0
+    return [split * row for split in splits]

@@ -2,9 +2,7 @@
 
 import time
 
-__all__ = ["INFINITE", "Deadline"]
-
-INFINITE = float("inf")
+__all__ = ["Deadline"]
 
 
 class Deadline:
