@@ -8,7 +8,7 @@ from typing import Any
 
 from ringcomm.errors import RingcommError
 
-__all__ = ["start_thread", "starting"]
+__all__ = ["OwnedLock", "start_thread", "starting"]
 
 
 @contextmanager
@@ -37,3 +37,23 @@ def start_thread(name: str, target: Callable[..., object], *args: Any) -> thread
     with starting(f"the thread {name!r}"):
         thread.start()
     return thread
+
+
+class OwnedLock:
+    """A lock that knows which thread holds it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+
+    def __exit__(self, *_: object) -> None:
+        self._owner = None
+        self._lock.release()
+
+    def here(self) -> bool:
+        """Return whether this thread holds it: then this is a signal handler that has interrupted the holder."""
+        return self._owner == threading.get_ident()

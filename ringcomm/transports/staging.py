@@ -5,7 +5,6 @@ of their own. A call begins when the GPU has done what the program had queued be
 before the program has read what was there.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import numpy as np
 from ringcomm.devices.contract import Memory
 from ringcomm.devices.device import Device, Event
 from ringcomm.errors import Aborted, ArgumentError, MemoryShortage, RingcommError
+from ringcomm.machine.threads import OwnedLock
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.calls import CollectiveCall
@@ -46,12 +46,9 @@ class Pinned:
     def reserve(self, size: int) -> int:
         """Return the address of at least so many unused bytes."""
         if size > self.size:
-            self.free()
+            self._memory, self.size = None, 0  # freed before more is taken
             self._memory, self.size = self._allocate(size), size
         return self._memory.address if self._memory and size else 0
-
-    def free(self) -> None:
-        self._memory, self.size = None, 0
 
 
 class Slot:
@@ -74,8 +71,7 @@ class Staging:
         self.device, self._rank, self._stop, self._fail = device, rank, stop, fail
         self.stream, self._up = device.new_stream(), device.new_stream()
         self._slots = [Slot(self._allocate_pinned) for _ in range(SLOTS)]
-        self._lock = threading.Lock()
-        self._thread: int | None = None  # in a call
+        self._calling = OwnedLock()
 
     @contextmanager
     def call_after(self, event: Event) -> Iterator[None]:
@@ -89,16 +85,12 @@ class Staging:
         """Let no call run in the block but one that is made there."""
         if self.called_here():
             raise ArgumentError("a collective was called by a signal handler, in the middle of another call")
-        with self._lock:
-            self._thread = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._thread = None
+        with self._calling:
+            yield
 
     def called_here(self) -> bool:
         """Return whether this thread is in a call: then this is a signal handler in the middle of it."""
-        return self._thread == threading.get_ident()
+        return self._calling.here()
 
     @contextmanager
     def shared_failures(self) -> Iterator[None]:

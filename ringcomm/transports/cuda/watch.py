@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from ringcomm.callbacks import call_back, call_back_apart
 from ringcomm.devices.device import Device
 from ringcomm.errors import Aborted, RingcommError, describe_error
-from ringcomm.machine.threads import start_thread
+from ringcomm.machine.threads import OwnedLock, start_thread
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.contract import LocalTransport
 from ringcomm.transports.cuda.arena import Arena
@@ -35,32 +35,12 @@ COUNTS_KEPT = 256  # calls whose counts an error can name
 log = logging.getLogger("ringcomm")
 
 
-class ChannelLock:
-    """Held by the one thread that uses the channel of a group of GPUs."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holder: int | None = None
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._holder = threading.get_ident()
-
-    def __exit__(self, *_: object) -> None:
-        self._holder = None
-        self._lock.release()
-
-    def here(self) -> bool:
-        """Return whether this thread holds it: then this is a signal handler in the middle of an exchange."""
-        return self._holder == threading.get_ident()
-
-
 class Watch:
     """The launches of one rank. `channel` is a group of its own, of the same ranks as `host`."""
 
     def __init__(self, host: LocalTransport, channel: LocalTransport, device: Device, arena: Arena, gpus: Any) -> None:
         self.gpus = gpus  # the rc_gpus
-        self.exchanging = ChannelLock()
+        self.exchanging = OwnedLock()  # of the channel, which one thread at a time uses
         self.lock = threading.RLock()  # guards all below
         self._host, self._channel, self._device, self._arena = host, channel, device, arena
         self._control = arena.control
