@@ -1,7 +1,5 @@
 """The program of a rank: connect to the bench and answer its requests until it disconnects."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

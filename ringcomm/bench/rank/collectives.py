@@ -1,7 +1,5 @@
 """The table of benchmarks: for each collective its blocks, its bus factor and the expected result, for any library."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass

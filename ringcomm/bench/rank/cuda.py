@@ -1,7 +1,5 @@
 """Buffers on a GPU, through CuPy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import cupy

@@ -1,7 +1,5 @@
 """torch.distributed with one of its backends; started as a library, that is Gloo."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The interface of a library to measure, and the memory of its arrays."""
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Callable
 from contextlib import suppress

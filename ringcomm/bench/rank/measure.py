@@ -1,7 +1,5 @@
 """The requests that a rank answers: allocate buffers, time calls, check the results."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice

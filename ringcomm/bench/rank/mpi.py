@@ -1,7 +1,5 @@
 """Open MPI or MPICH, through mpi4py; MPI4PY_RC_THREAD_LEVEL sets the thread level."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """NCCL, through CuPy."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """ringcomm, through torch.distributed."""
 
-from __future__ import annotations
-
 from .gloo import TorchLibrary
 
 

@@ -1,7 +1,5 @@
 """Errors: the exception of MPI, the error classes, and the translation of ringcomm's errors."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Messages that a matched probe has taken: no other receive gets them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """Reduction operations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 from weakref import WeakSet

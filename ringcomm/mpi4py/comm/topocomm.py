@@ -1,7 +1,5 @@
 """Communicators with a topology."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar
 

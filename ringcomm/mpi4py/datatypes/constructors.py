@@ -1,7 +1,5 @@
 """The constructors of datatypes: each makes a layout of others, and records its arguments there."""
 
-from __future__ import annotations
-
 import copy
 import operator
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The predefined datatypes, and the datatypes of the formats of buffers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
