@@ -2,7 +2,7 @@
 
 from ringcomm.mpi4py.base.buffer import *
 from ringcomm.mpi4py.base.constants import *
-from ringcomm.mpi4py.base.errhandlers import *
+from ringcomm.mpi4py.base.errhandler import *
 from ringcomm.mpi4py.base.errors import *
 from ringcomm.mpi4py.base.info import *
 from ringcomm.mpi4py.base.unsupported import *

@@ -17,7 +17,7 @@ from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import CollectiveTimeout, MismatchError, RingcommError, describe_error
 from ringcomm.mpi4py.base import constants, errors
-from ringcomm.mpi4py.base.errhandlers import ERRORS_ABORT, ERRORS_ARE_FATAL
+from ringcomm.mpi4py.base.errhandler import ERRORS_ABORT, ERRORS_ARE_FATAL
 from ringcomm.mpi4py.base.handles import constant
 from ringcomm.mpi4py.base.info import Info
 from ringcomm.mpi4py.base.options import options

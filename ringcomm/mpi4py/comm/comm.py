@@ -10,7 +10,7 @@ import numpy as np
 from ringcomm.bootstrap.place import host_id
 from ringcomm.mpi4py.base import constants, errors
 from ringcomm.mpi4py.base.attributes import Attributes
-from ringcomm.mpi4py.base.errhandlers import Errhandler
+from ringcomm.mpi4py.base.errhandler import Errhandler
 from ringcomm.mpi4py.base.errors import ERR_ARG, ERR_COMM, ERR_ERRHANDLER, failure, handled
 from ringcomm.mpi4py.base.handles import Handle, constant
 from ringcomm.mpi4py.base.info import INFO_NULL, Info

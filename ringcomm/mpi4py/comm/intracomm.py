@@ -1,13 +1,11 @@
 """Communicators of one group of ranks, and the communicators made from them."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 from typing import Any
 
 from ringcomm.mpi4py.base import constants
-from ringcomm.mpi4py.base.errhandlers import Errhandler
+from ringcomm.mpi4py.base.errhandler import Errhandler
 from ringcomm.mpi4py.base.errors import ERR_COMM, ERR_DIMS, ERR_TOPOLOGY, FAILURES, failure, handled
 from ringcomm.mpi4py.base.info import INFO_NULL, Info
 from ringcomm.mpi4py.base.unsupported import UnsupportedMethod

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from ringcomm.communicator import Communicator
 from ringcomm.errors import RingcommError
 from ringcomm.mpi4py.base import errors
-from ringcomm.mpi4py.base.errhandlers import ERRORS_ABORT, ERRORS_ARE_FATAL, ERRORS_RETURN, Errhandler
+from ringcomm.mpi4py.base.errhandler import ERRORS_ABORT, ERRORS_ARE_FATAL, ERRORS_RETURN, Errhandler
 from ringcomm.mpi4py.groups.topology import Topology
 from ringcomm.mpi4py.requests.buffered import BufferedSends
 from ringcomm.mpi4py.requests.operations import PendingOperation

@@ -1,7 +1,5 @@
 """Error handlers: what a program has done about errors of a communicator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Self
 from weakref import WeakSet
