@@ -16,11 +16,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))  # also with PYTHONSAFEPATH
 
 from ringcomm import ArgumentError
-from ringcomm.bench.device_arrays import DeviceArrays
-from ringcomm.bench.fresh import VirtualCase
+from ringcomm.bench.kernels.device_arrays import DeviceArrays
+from ringcomm.bench.kernels.fresh import VirtualCase
+from ringcomm.bench.kernels.virtual import HEAD, VirtualRow, measure
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.report import write_json
-from ringcomm.bench.virtual import HEAD, VirtualRow, measure
 from ringcomm.devices.contract import Shape
 from ringcomm.transports.cuda.virtual import VirtualRanks
 

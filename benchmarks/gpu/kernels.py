@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # also with PYTHONSAFEPATH
 
 from gpu.rows import Rows
 from ringcomm import RingcommError
-from ringcomm.bench.device_arrays import DeviceArrays
-from ringcomm.bench.fresh import FreshCheck, VirtualCase
+from ringcomm.bench.kernels.device_arrays import DeviceArrays
+from ringcomm.bench.kernels.fresh import FreshCheck, VirtualCase
+from ringcomm.bench.kernels.virtual import measure
 from ringcomm.bench.rank.collectives import COLLECTIVES, REDUCTIONS, dtype_named
-from ringcomm.bench.virtual import measure
 from ringcomm.options import several, whole
 from ringcomm.transports.cuda.virtual import VirtualRanks
 from ringcomm.types import DTYPES, reducible

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # also with PYTHONSAFEPATH
 import ringcomm
 from gpu.rows import Rows
 from ringcomm import Communicator, RingcommError
-from ringcomm.bench.device_arrays import DeviceArrays
+from ringcomm.bench.kernels.device_arrays import DeviceArrays
 from ringcomm.bench.machine import gpus
 
 COUNTS, FEW = (1, 2048, 16_384, 262_144, 4 << 20), (1, 2048)

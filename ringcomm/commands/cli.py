@@ -22,7 +22,7 @@ COMMANDS = {
     "bench": ("bench.command", "measure collectives, here or on the ranks of a launcher, beside other libraries"),
     "plot": ("bench.plot", "plot the results of `ringcomm bench --json`"),
     "tune": (
-        "bench.tune",
+        "bench.tuning.command",
         "measure the best thresholds for this machine, or the network, which ringcomm.init uses from then on",
     ),
     "algorithms": (

@@ -14,7 +14,7 @@ import harness
 from ringcomm import ArgumentError
 from ringcomm.bench import peers, report
 from ringcomm.bench.comparison import Comparison
-from ringcomm.bench.device_arrays import DeviceArrays
+from ringcomm.bench.kernels.device_arrays import DeviceArrays
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.rank import measure
 from ringcomm.bench.rank.library import HostBuffers

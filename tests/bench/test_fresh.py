@@ -1,10 +1,10 @@
-"""ringcomm/bench/fresh.py: a kernel that is broken in one of five ways is found, on the emulated device."""
+"""ringcomm/bench/kernels/fresh.py: a kernel that is broken in one of five ways is found, on the emulated device."""
 
 import pytest
 
 from cases.broken_kernels import BROKEN, beyond, break_launches
-from ringcomm.bench.device_arrays import DeviceArrays
-from ringcomm.bench.fresh import FreshCheck, VirtualCase
+from ringcomm.bench.kernels.device_arrays import DeviceArrays
+from ringcomm.bench.kernels.fresh import FreshCheck, VirtualCase
 from ringcomm.transports.cuda.virtual import VirtualCall, VirtualRanks
 
 SIZE, COUNT, LAUNCHES, ROOT = 3, 700, 3, 1

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ringcomm import ArgumentError, Communicator
-from ringcomm.bench import tune_gpu
-from ringcomm.bench.crossover import cuts
+from ringcomm.bench.tuning import gpu as tune_gpu
+from ringcomm.bench.tuning.crossover import cuts
 from ringcomm.commands.cli import main
 from ringcomm.devices import emulated
 from ringcomm.devices.limits import LADDERS, Limits

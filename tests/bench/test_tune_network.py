@@ -9,8 +9,8 @@ import harness
 import ringcomm
 from harness.jobs import run_job
 from harness.nodes import Job, finish
-from ringcomm.bench import tune_network
-from ringcomm.bench.tune_network import measure, pairs_by_kinds
+from ringcomm.bench.tuning import network as tune_network
+from ringcomm.bench.tuning.network import measure, pairs_by_kinds
 from ringcomm.commands.cli import main
 from ringcomm.machine import tuning
 

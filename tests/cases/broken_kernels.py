@@ -4,7 +4,7 @@ import ctypes
 
 import numpy as np
 
-from ringcomm.bench.fresh import FreshCheck
+from ringcomm.bench.kernels.fresh import FreshCheck
 from ringcomm.transports.cuda.virtual import VirtualCall
 
 __all__ = ["BROKEN", "break_launches"]

@@ -12,7 +12,7 @@ import pytest
 
 import ringcomm
 from ringcomm import ArgumentError, Config
-from ringcomm.bench import tune
+from ringcomm.bench.tuning import command as tune
 from ringcomm.commands.cli import main
 from ringcomm.config import tuning_file
 from ringcomm.machine import tuning
@@ -162,7 +162,7 @@ def test_the_fastest_value_minimizes_the_total_over_all_sizes():
 TUNE_SOON = """
 import sys
 from dataclasses import replace
-from ringcomm.bench import tune
+from ringcomm.bench.tuning import command as tune
 from ringcomm.commands.cli import main
 tune.SETTINGS = [replace(each, values=each.values[:2], end=2 * each.begin) for each in tune.SETTINGS]
 sys.exit(main(["tune", "-n", "3"]))

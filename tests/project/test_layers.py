@@ -51,7 +51,7 @@ OUTSIDERS = {
 # Names that only some modules may import or use.
 RESERVED = {
     "os.environ": (
-        *("config", "bootstrap.place", "bench.machine", "bench.peers", "bench.tune"),
+        *("config", "bootstrap.place", "bench.machine", "bench.peers", "bench.tuning.command"),
         *("bench.rank.__main__", "bench.rank.gloo", "bench.rank.nccl"),
         *("torch.compat.native", "mpi4py.environment", "mpi4py.base.options", "mpi4py.futures.preparation"),
     ),
@@ -64,7 +64,7 @@ RESERVED = {
         "pretrained",
         "torch",
     ),
-    "cupy": ("devices", "commands.doctor", "bench.rank.cuda", "bench.rank.nccl", "bench.device_arrays"),
+    "cupy": ("devices", "commands.doctor", "bench.rank.cuda", "bench.rank.nccl", "bench.kernels.device_arrays"),
     # SECURITY.md, *What is unpickled*.
     "pickle": (
         *("objects", "launcher.pickling", "launcher.forkserver", "mpi4py.calls.pickling"),

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import ringcomm
 from ringcomm import RingcommError
-from ringcomm.bench.crossover import cuts
-from ringcomm.bench.device_arrays import DeviceArrays
-from ringcomm.bench.fresh import VirtualCase
+from ringcomm.bench.kernels.device_arrays import DeviceArrays
+from ringcomm.bench.kernels.fresh import VirtualCase
+from ringcomm.bench.kernels.virtual import measure
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.peers import require_gpu
-from ringcomm.bench.virtual import measure
+from ringcomm.bench.tuning.crossover import cuts
 from ringcomm.devices.limits import LADDERS
 from ringcomm.machine import tuning
 from ringcomm.transports.cuda.virtual import VirtualRanks

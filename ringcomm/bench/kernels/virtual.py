@@ -6,8 +6,8 @@ bandwidth of all reads and writes of the kernel, as that of a copy; `of copy` is
 
 from dataclasses import dataclass
 
-from ringcomm.bench.device_arrays import DeviceArrays
-from ringcomm.bench.fresh import FreshCheck, VirtualCase
+from ringcomm.bench.kernels.device_arrays import DeviceArrays
+from ringcomm.bench.kernels.fresh import FreshCheck, VirtualCase
 from ringcomm.bench.rank.collectives import COLLECTIVES, dtype_named
 from ringcomm.transports.cuda.virtual import VirtualRanks
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ringcomm.bench.device_arrays import DeviceArrays
+from ringcomm.bench.kernels.device_arrays import DeviceArrays
 from ringcomm.bench.rank.collectives import COLLECTIVES, LEVELS, PERIOD, Array, RankCase, dtype_named
 from ringcomm.transports.cuda.virtual import VirtualRanks
 from ringcomm.types import DTYPES, OPS

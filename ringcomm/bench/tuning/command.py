@@ -15,13 +15,13 @@ from pathlib import Path
 import ringcomm
 from ringcomm import ArgumentError, Communicator, RingcommError
 from ringcomm.bench.comparison import Comparison, compare
-from ringcomm.bench.crossover import cuts
 from ringcomm.bench.interrupts import Interrupted, interruptible
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.peers import LibrarySpec, run_ringcomm
 from ringcomm.bench.sweep import Sweep
-from ringcomm.bench.tune_gpu import RANKS, tune_gpu
-from ringcomm.bench.tune_network import tune_network
+from ringcomm.bench.tuning.crossover import cuts
+from ringcomm.bench.tuning.gpu import RANKS, tune_gpu
+from ringcomm.bench.tuning.network import tune_network
 from ringcomm.bench.world import find_world, let_rank_0_speak, run_on_ranks
 from ringcomm.config import TUNING, tuning_file
 from ringcomm.machine import topology, tuning
