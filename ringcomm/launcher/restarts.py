@@ -186,7 +186,7 @@ class Restarts:
     def _remove(self, rank: int) -> None:
         """Tell the members that `grow` need not wait for a rank."""
         with suppress(PeerLost):
-            self._store.tell("propose", key=removed(rank))
+            self._store.tell("keep", key=removed(rank))
 
     def _any_joined_runs(self) -> bool:
         """Return whether any rank that has joined runs on: one that is made to end does not."""

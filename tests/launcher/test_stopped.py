@@ -122,7 +122,7 @@ STOPPED_JOINER = """
 import os, signal, sys, time
 import numpy as np
 import ringcomm, ringcomm.elastic
-from ringcomm.bootstrap import facts
+from ringcomm.bootstrap import store
 
 when = sys.argv[1]
 rank, restarts, size = (int(os.environ[f"RINGCOMM_{name}"]) for name in ("RANK", "RESTARTS", "SIZE"))
@@ -135,7 +135,7 @@ if restarts == 1 and when == "in its start":
 if restarts == 1 and when == "with the plan":
     ringcomm.elastic.place_in = stop
 if restarts == 1 and when == "when it has connected":
-    facts.all_gather_facts = stop
+    store.all_gather_facts = stop
 comm = ringcomm.init(timeout=30)
 if restarts == 0:
     if rank == 1:
