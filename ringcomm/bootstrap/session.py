@@ -180,6 +180,8 @@ class Start(BaseSession):
     def _take_part(self, peer: Peer, message: Frame) -> Replies:
         """Answer a member with the facts of all, also after a failure if it asks again: see store.confirm."""
         name, size, number = str(message.fields["key"]), int(message.fields["size"]), message.fields["id"]
+        if size > self.size:
+            raise ValueError(size)
         replies: Replies = []
         if self.failure and not self.has(name):
             return [(peer, encode_failure(self.failure, id=number))]
@@ -192,6 +194,8 @@ class Start(BaseSession):
 
     def gather(self, name: str, rank: int, size: int, fact: bytes) -> Replies:
         """Note a fact, in JSON; once all `size` have come, their list is the value of this key."""
+        if not 0 <= rank < size:
+            raise ValueError(rank)
         if self.has(name):
             return []
         facts = self._facts[name]
