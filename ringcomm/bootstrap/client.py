@@ -28,11 +28,13 @@ from ringcomm.bootstrap.wire.framing import (
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE, probe_now
 from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost, RingcommError, encode_error
 
-__all__ = ["ANSWER_TIMEOUT", "SLICE", "Client", "Endpoint", "find_endpoint"]
+__all__ = ["ANSWER_TIMEOUT", "SLICE", "Client", "Endpoint", "Meanwhile", "find_endpoint"]
 
 ANSWER_TIMEOUT = 5.0  # seconds for an answer, after the time of the question
 SLICE = 0.02  # seconds between two calls of `meanwhile`
 SHORTEST_PAUSE = 0.001  # seconds between two attempts to connect, doubled each time
+
+Meanwhile = Callable[[], object] | None  # what is called again and again during a wait, and may raise what ends it
 
 
 class Client:
@@ -103,15 +105,20 @@ class Client:
     def set(self, key: str, value: bytes) -> None:
         self.tell("set", value, key=key)
 
-    def find(self, key: str, timeout: float = 0.0, meanwhile: Callable[[], object] | None = None) -> bytes | None:
-        """Return the value of a key; None if it is not set within `timeout` seconds.
-
-        `meanwhile` is called again and again, and may raise what ends the wait.
-        """
+    def find(self, key: str, timeout: float = 0.0, meanwhile: Meanwhile = None) -> bytes | None:
+        """Return the value of a key; None if it is not set within `timeout` seconds."""
         if timeout > 0 and (answer := self._await(self.put("get", key=key, wait=True), timeout, meanwhile)):
             return answer.payload
         answer = self.ask("get", key=key, wait=False)
         return answer.payload if answer.kind == "value" else None
+
+    def gather(
+        self, name: str, rank: int, size: int, fact: bytes, timeout: float, meanwhile: Meanwhile = None
+    ) -> bytes | list[int]:
+        """See Store."""
+        number = self.put("gather", fact, key=name, rank=rank, size=size)
+        answer = self._await(number, timeout, meanwhile) or self.ask("missing", key=name, size=size)
+        return answer.payload if answer.kind == "value" else list(answer.fields["ranks"])
 
     def keys(self, begin: str) -> list[str]:
         """Return the keys that begin so (of the session of the members)."""
@@ -139,19 +146,17 @@ class Client:
         except OSError as error:
             raise self._endpoint.lost(broken(error)) from None
 
-    def ask(
-        self, kind: str, seconds: float = 0.0, meanwhile: Callable[[], object] | None = None, /, **fields: object
-    ) -> Frame:
+    def ask(self, kind: str, seconds: float = 0.0, meanwhile: Meanwhile = None, /, **fields: object) -> Frame:
         """Return the answer to a question that the server answers within `seconds`, or raise its failure."""
         limit = seconds + self._patience
         if answer := self._await(self.put(kind, **fields), limit, meanwhile):
             return answer
         raise self._endpoint.silent(limit)
 
-    def put(self, kind: str, **fields: object) -> int:
+    def put(self, kind: str, payload: bytes = b"", /, **fields: object) -> int:
         """Send a question; return its number, for `receive`."""
         number = next(self._numbers)
-        self.tell(kind, id=number, **fields)
+        self.tell(kind, payload, id=number, **fields)
         return number
 
     def receive(self, number: int | None, seconds: float) -> Frame | None:
@@ -179,7 +184,7 @@ class Client:
             raise failure_of(message)
         return message
 
-    def _await(self, number: int, seconds: float, meanwhile: Callable[[], object] | None) -> Frame | None:
+    def _await(self, number: int, seconds: float, meanwhile: Meanwhile) -> Frame | None:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             if answer := self.receive(number, min(left, SLICE) if meanwhile else left):

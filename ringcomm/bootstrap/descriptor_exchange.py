@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.processes import open_pidfd
 from ringcomm.bootstrap.start_errors import lost_in_start, missing_ranks, rank_in_job
-from ringcomm.bootstrap.store import Store, shared_failure
+from ringcomm.bootstrap.store import Store, all_gather_facts, shared_failure
 from ringcomm.bootstrap.wire.framing import HELLO_BYTES, MESSAGE_BYTES, Frame, decode, encode
 from ringcomm.bootstrap.wire.peers import PeerServer
 from ringcomm.bootstrap.wire.unix import (

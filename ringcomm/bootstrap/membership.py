@@ -7,10 +7,9 @@
     waited/N        rank N has waited too long for `grow`
     left_out/N      `shrink` has left rank N out, between hosts
     left_out/F/P    the same of process P, of the launcher whose first rank is F
-    connected/J     whether all have connected in the start J
 
-A key goes with the connection of the process that has set it. removed and connected are proposed for good: the first
-value wins. The launchers of the job watch all keys.
+A key goes with the connection of the process that has set it, except removed, which is kept. The launchers of the job
+watch all keys.
 """
 
 import json
@@ -22,10 +21,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ringcomm.bootstrap.client import Client, find_endpoint
-from ringcomm.bootstrap.facts import confirm
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.session import MEMBERS
-from ringcomm.bootstrap.store import Store
 from ringcomm.errors import CollectiveTimeout
 
 __all__ = [
@@ -98,10 +95,6 @@ class Membership:
         """Have the launcher of this rank end these processes, which run but did not call `shrink`."""
         for process in processes:
             self._store.set(f"left_out/{self._place.first}/{process}", b"")
-
-    def confirm(self, place: Place, store: Store, timeout: float) -> None:
-        """Return on all ranks of a start once all have connected, or raise on all; `place` is that of this rank."""
-        confirm(self._store, place.job, store, place.rank, place.size, timeout)
 
     # --- of a rank that was restarted
 

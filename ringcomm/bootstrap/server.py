@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from ringcomm.bootstrap.place import UNIX, Place
-from ringcomm.bootstrap.session import MEMBERS, SHRINK, BaseSession, MemberStore, Refused, Replies, Start
-from ringcomm.bootstrap.shrink import Shrink
+from ringcomm.bootstrap.session import CONNECTED, MEMBERS, SHRINK, BaseSession, MemberStore, Refused, Replies, Start
+from ringcomm.bootstrap.shrink import Shrink, left_out_key
 from ringcomm.bootstrap.wire.framing import (
     ENDED,
     HELLO_BYTES,
@@ -85,7 +85,7 @@ class Server(threading.Thread):
         super().__init__(name="ringcomm store", daemon=True)
         self._secret = None if secret is None else os.fsencode(secret)
         self.membership = membership or MemberStore()
-        self._shrink = Shrink(self._end_start, lambda key: self._send(self.membership.set(key, b"")))
+        self._shrink = Shrink(self._end_start)
         self._main = main[1] if main else None
         self._starts: dict[str, Start] = dict([main] if main else [])
         self._joined: dict[MessageSocket, BaseSession] = {}
@@ -145,7 +145,9 @@ class Server(threading.Thread):
         if self.membership.lost:
             self._end_starts_of_the_lost()
         self._send(self._shrink.poll())
-        for start in self._starts.values():
+        for name, start in self._starts.items():
+            if start.has(CONNECTED):
+                self._note_connected(name)
             self._send(start.poll())
         self._sweep()
         return served
@@ -212,6 +214,11 @@ class Server(threading.Thread):
         self._joined.pop(peer, None)
         self._peers.send(peer, encode("refused", reason=reason))
         self._peers.refuse(peer, reason)
+
+    def _note_connected(self, name: str) -> None:
+        self.membership.connected = True
+        for rank in self._shrink.end(name):
+            self._send(self.membership.set(left_out_key(rank), b""))
 
     def _end_start(self, name: str, size: int, error: RingcommError) -> None:
         self._starts.setdefault(name, Start(size)).fail(error)

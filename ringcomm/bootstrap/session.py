@@ -2,13 +2,18 @@
 
 A session knows nothing of sockets. It takes the messages of its members and returns replies:
 
-    set, delete             a value
-    propose                 a value that lasts: the first one
     get                     → value, once it is set; if not to wait, and it is not: absent
+    leave                   this member leaves, as it does when its connection ends
+
+    of a start
+    gather                  a fact of this member → value, once those of all have come: their list
+    missing                 → value, if they have; else the ranks whose facts have not
+    abort                   the start fails, for all
+
+    of one that lasts
+    set, delete             a value, which goes with the last member that has set it; keep: one that stays
     keys                    → the keys that begin so
     ended                   a rank has ended well: it comes to no start any more
-    abort                   the start fails, for all
-    leave                   this member leaves, as it does when its connection ends
 
 A member waits for one value at a time.
 """
@@ -34,13 +39,12 @@ __all__ = [
     "Refused",
     "Replies",
     "Start",
-    "connected_key",
 ]
 
 # The names of sessions that last; those of starts are named by job and start.
 NODES, MEMBERS, SHRINK = "nodes", "members", "shrink"
 
-CONNECTED = b"true"  # the value of `connected_key`, or the error for which not all ranks have connected
+CONNECTED = "connected"  # what is gathered last in a start: all of its ranks have connected, or none has
 
 Peer = Hashable
 Replies = list[tuple[Peer, bytes]]
@@ -55,11 +59,6 @@ class Present(NamedTuple):
 
     rank: int
     process: str
-
-
-def connected_key(start: str) -> str:
-    """Return the key by which the ranks of a start agree whether all have connected."""
-    return f"connected/{start}"
 
 
 class BaseSession:
@@ -84,12 +83,11 @@ class BaseSession:
         """Do what a member asks for; raise ValueError, KeyError or TypeError if it cannot be understood."""
         if message.kind == "leave":
             return self.leave(peer)
-        key = str(message.fields["key"])
-        if message.kind == "propose":
-            return self.propose(key, message.payload)
         if message.kind != "get":
             raise ValueError(message.kind)
-        number, waits = message.fields["id"], message.fields["wait"]
+        return self._get(peer, str(message.fields["key"]), message.fields["id"], message.fields["wait"])
+
+    def _get(self, peer: Peer, key: str, number: int, waits: bool) -> Replies:
         self._answer(peer)
         if key in self._values:
             return [(peer, encode("value", self._values[key], id=number))]
@@ -102,9 +100,6 @@ class BaseSession:
         self._values[key] = value
         waiting = [*self._waiting.get(key, ())]
         return [(peer, encode("value", value, id=self._answer(peer))) for peer in waiting]
-
-    def propose(self, key: str, value: bytes) -> Replies:
-        return [] if self.has(key) else self.set(key, value)
 
     def has(self, key: str) -> bool:
         return key in self._values
@@ -143,6 +138,7 @@ class Start(BaseSession):
         self.failure: RingcommError | None = None
         self.failed_at = 0.0
         self.came: dict[int, str] = {}  # the process of every member that has ever joined
+        self._facts: defaultdict[str, dict[int, bytes]] = defaultdict(dict)  # by name and rank, until all have come
 
     @property
     def complete(self) -> bool:
@@ -172,14 +168,42 @@ class Start(BaseSession):
         return super().join(peer, hello)
 
     def take(self, peer: Peer, message: Frame) -> Replies:
-        if message.kind == "set":
-            return self.set(str(message.fields["key"]), message.payload)
         if message.kind == "abort":
             self.fail(failure_of(message))
             return []
+        if message.kind in ("gather", "missing"):
+            return self._take_part(peer, message)
         if message.kind == "get" and self.failure:
             return [(peer, encode_failure(self.failure, id=message.fields["id"]))]
         return super().take(peer, message)
+
+    def _take_part(self, peer: Peer, message: Frame) -> Replies:
+        """Answer a member with the facts of all, also after a failure if it asks again: see store.confirm."""
+        name, size, number = str(message.fields["key"]), int(message.fields["size"]), message.fields["id"]
+        if size > self.size:
+            raise ValueError(size)
+        replies: Replies = []
+        if self.failure and not self.has(name):
+            return [(peer, encode_failure(self.failure, id=number))]
+        if message.kind == "gather":
+            replies = self.gather(name, int(message.fields["rank"]), size, message.payload)
+        elif not self.has(name):
+            self._answer(peer)
+            return [(peer, encode("missing", id=number, ranks=sorted({*range(size)} - self._facts[name].keys())))]
+        return [*replies, *self._get(peer, name, number, waits=True)]
+
+    def gather(self, name: str, rank: int, size: int, fact: bytes) -> Replies:
+        """Note a fact, in JSON; once all `size` have come, their list is the value of this key."""
+        if not 0 <= rank < size:
+            raise ValueError(rank)
+        if self.has(name):
+            return []
+        facts = self._facts[name]
+        facts[rank] = fact
+        if len(facts) < size:
+            return []
+        del self._facts[name]
+        return self.set(name, b"[" + b",".join(facts[each] for each in range(size)) + b"]")
 
     def _failure_for_late(self, error: RingcommError, rank: int) -> RingcommError:
         if isinstance(error, CollectiveTimeout) and rank_in_job(self._in_job, rank) in (error.got or ()):
@@ -206,11 +230,16 @@ class MemberStore(BaseSession):
     """A store for any number of members, which come and go. What a member has set goes with it.
 
     Watchers, the launchers of an elastic job, are told every change of a key.
+
+    Attributes:
+        connected: whether the ranks of any start have connected
+        lost: ranks that come to no start: their connection or process has ended
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.lost: dict[int, PeerLost] = {}  # ranks that come to no start: their connection or process has ended
+        self.connected = False
+        self.lost: dict[int, PeerLost] = {}
         self._watchers: set[Peer] = set()
         self._set_by: defaultdict[Peer, set[str]] = defaultdict(set)
 
@@ -231,18 +260,15 @@ class MemberStore(BaseSession):
             rank = int(message.fields["rank"])
             self.lost[rank] = PeerLost(f"rank {rank} ended with status 0 before it had started", rank=rank)
             return []
-        if message.kind == "set":
-            self._set_by[peer].add(key := str(message.fields["key"]))
+        if message.kind in ("set", "keep"):
+            key = str(message.fields["key"])
+            if message.kind == "set":
+                self._set_by[peer].add(key)
             return self.set(key, message.payload)
         if message.kind == "delete":
             self._set_by[peer].discard(key := str(message.fields["key"]))
             return self._disown([key])
         return super().take(peer, message)
-
-    @property
-    def connected(self) -> bool:
-        """Whether the ranks of any start have connected."""
-        return any(key.startswith(connected_key("")) and value == CONNECTED for key, value in self._values.items())
 
     def set(self, key: str, value: bytes) -> Replies:
         return [*self._tell_watchers(encode("changed", value, key=key, set=True)), *super().set(key, value)]

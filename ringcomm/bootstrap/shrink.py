@@ -2,11 +2,10 @@
 
     rank → server    shrink: the ranks of the group, the lost ones that this one knows of, how long it waits
     server → rank    the survivors: once every other rank has come or is lost, or the time of one that waits is over
-    rank → server    whether it has connected with the other survivors: see facts.confirm
 
-Meanwhile each rank reports losses that it learns of; its own end, and the end of its connection, count as its loss.
-Unless all survivors have connected, they agree again. Once they have, they have continued: a rank that comes later
-learns who has left it out.
+Then the survivors connect, in a start that this server serves as well. Meanwhile each rank reports losses that it
+learns of; its own end, and the end of its connection, count as its loss. Unless all survivors have connected, they
+agree again. Once they have, they have continued: a rank that comes later learns who has left it out.
 """
 
 import math
@@ -15,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ringcomm.bootstrap.session import CONNECTED, BaseSession, Peer, Replies, connected_key
+from ringcomm.bootstrap.session import BaseSession, Peer, Replies
 from ringcomm.bootstrap.start_errors import lost_in_start
 from ringcomm.bootstrap.wire.framing import Frame, encode
-from ringcomm.errors import PeerLost, encode_error
+from ringcomm.errors import PeerLost
 
 __all__ = ["Agreement", "Shrink", "left_out_key", "start_name"]
 
@@ -43,7 +42,7 @@ def left_out_key(rank: int) -> str:
 
 @dataclass
 class _Regrouping:
-    """A group that has lost ranks, until all survivors have connected."""
+    """A group that has lost ranks, and how its survivors go on."""
 
     name: str
     ranks: list[int]  # that may survive
@@ -53,7 +52,8 @@ class _Regrouping:
     waiting: dict[Peer, tuple[int, float]] = field(default_factory=dict)  # their questions, and until when
     lost: set[int] = field(default_factory=set)
     left_out: set[int] = field(default_factory=set)
-    survivors: list[int] = field(default_factory=list)  # as decided in this attempt, while they connect
+    survivors: list[int] = field(default_factory=list)  # as decided in this attempt
+    connected: bool = False  # the survivors have continued
 
     @property
     def start(self) -> str:
@@ -96,49 +96,46 @@ class _Regrouping:
 class Shrink(BaseSession):
     """The session in which each group agrees who survives. It lasts until the job ends.
 
-    `end_start` ends a start of so many ranks, with an error; `left_out` sets the key of a rank that was left out.
+    `end_start` ends a start of so many ranks, with an error.
     """
 
-    def __init__(self, end_start: Callable[[str, int, PeerLost], None], left_out: Callable[[str], None]) -> None:
+    def __init__(self, end_start: Callable[[str, int, PeerLost], None]) -> None:
         super().__init__()
         self._groups: dict[str, _Regrouping] = {}
-        self._done: dict[str, list[int]] = {}  # who has continued, of each group
-        self._end_start, self._left_out = end_start, left_out
+        self._end_start = end_start
 
     def take(self, peer: Peer, message: Frame) -> Replies:
         if message.kind not in ("shrink", "lost"):
             return super().take(peer, message)
         request = message.fields
         name, rank = str(request["group"]), int(request["rank"])
-        fresh = _Regrouping(name, list(request["ranks"]), list(request["members"]))
-        group = fresh if name in self._done else self._groups.setdefault(name, fresh)
-        others = [each for each in self._done.get(name, group.survivors or group.ranks) if each != rank]
-        if name in self._done or rank not in (group.survivors or group.ranks):  # it comes too late, or again
-            return [_answer(peer, request["id"], Agreement(others))] if message.kind == "shrink" else []
+        group = self._groups.setdefault(name, _Regrouping(name, list(request["ranks"]), list(request["members"])))
+        ranks = group.survivors or group.ranks
+        if group.connected or rank not in ranks:  # it comes too late, or again
+            others = Agreement([each for each in ranks if each != rank])
+            return [_answer(peer, request["id"], others)] if message.kind == "shrink" else []
         group.peers[peer] = rank
         group.lost.update(request["lost"])
-        return self._wait(group, peer, rank, request) if message.kind == "shrink" else []
+        if message.kind == "shrink":
+            self._wait(group, peer, rank, request)
+        return []
 
-    def set(self, key: str, value: bytes) -> Replies:
-        """Note whether the survivors of a group have connected."""
-        for group in [*self._groups.values()]:
-            if value == CONNECTED and group.survivors and key == connected_key(group.start):
-                self._done[group.name] = group.survivors
-                del self._groups[group.name]
-                for rank in sorted(group.left_out) if group.members else ():
-                    self._left_out(left_out_key(group.members[rank]))
-        return super().set(key, value)
+    def end(self, start: str) -> list[int]:
+        """Note that the survivors have connected in this start; return the ranks of the job that they have left out."""
+        for group in self._groups.values():
+            if group.survivors and group.start == start and not group.connected:
+                group.connected = True
+                return [group.members[rank] for rank in sorted(group.left_out) if group.members]
+        return []
 
     def leave(self, peer: Peer) -> Replies:
         """Also where a rank has given up: the others need not wait for it."""
-        member, replies = self.present.get(peer), super().leave(peer)
+        member = self.present.get(peer)
         for group in self._groups.values():
             rank = group.forget(peer)
-            if member and rank is not None and rank in group.survivors:
-                error = lost_in_start(group.number(rank), member.process)
-                self._end_start(group.start, len(group.survivors), error)
-                replies += self._retry(group, error)
-        return replies
+            if member and rank in group.survivors and not group.connected:
+                self._retry(group, lost_in_start(group.number(rank), member.process))
+        return super().leave(peer)
 
     def due(self) -> float:
         """Return when to call `poll`."""
@@ -149,20 +146,16 @@ class Shrink(BaseSession):
         self._groups = {name: group for name, group in self._groups.items() if group.ranks}
         return [reply for group in self._groups.values() for reply in group.decide()]
 
-    def _wait(self, group: _Regrouping, peer: Peer, rank: int, request: dict[str, Any]) -> Replies:
-        replies: Replies = []
+    def _wait(self, group: _Regrouping, peer: Peer, rank: int, request: dict[str, Any]) -> None:
         if group.survivors:  # it has not connected with the others
             number = group.number(rank)
-            error = PeerLost(f"rank {number} called shrink again before all had connected", rank=number)
-            replies = self._retry(group, error)
+            self._retry(group, PeerLost(f"rank {number} called shrink again before all had connected", rank=number))
         group.lost.discard(rank)
         group.waiting[peer] = request["id"], time.monotonic() + float(request["timeout"])
-        return replies
 
-    def _retry(self, group: _Regrouping, error: PeerLost) -> Replies:
-        replies = self.propose(connected_key(group.start), encode_error(error).encode())
+    def _retry(self, group: _Regrouping, error: PeerLost) -> None:
+        self._end_start(group.start, len(group.survivors), error)
         group.retry()
-        return replies
 
 
 def _answer(peer: Peer, number: int, agreement: Agreement) -> tuple[Peer, bytes]:

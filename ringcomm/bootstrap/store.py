@@ -1,19 +1,20 @@
 """The key-value store that the ranks of a job share during startup, and the error that ends the startup of all."""
 
 import itertools
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
-from ringcomm.bootstrap.client import SLICE, Client, Endpoint, find_endpoint
+from ringcomm.bootstrap.client import SLICE, Client, Endpoint, Meanwhile, find_endpoint
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.server import Server, serving
-from ringcomm.bootstrap.session import Start
-from ringcomm.bootstrap.start_errors import rank_in_job
+from ringcomm.bootstrap.session import CONNECTED, Start
+from ringcomm.bootstrap.start_errors import missing_ranks, rank_in_job
 from ringcomm.bootstrap.wire.unix import UnixGate, user_address
 from ringcomm.errors import Aborted, RingcommError, decode_error, encode_error
 from ringcomm.machine import descriptors
@@ -21,7 +22,9 @@ from ringcomm.machine import descriptors
 __all__ = [
     "HashStore",
     "Store",
+    "all_gather_facts",
     "as_failure",
+    "confirm",
     "job_store",
     "open_store",
     "rank_0_server",
@@ -52,17 +55,17 @@ class Store(Protocol):
     @property
     def place(self) -> Place | None: ...
 
-    def set(self, key: str, value: bytes) -> None: ...
+    def gather(
+        self, name: str, rank: int, size: int, fact: bytes, timeout: float, meanwhile: Meanwhile = None
+    ) -> bytes | list[int]:
+        """Give a fact, in JSON, and return the list of those of all `size` ranks, in rank order.
 
-    def find(self, key: str, timeout: float, meanwhile: Callable[[], object] | None = None) -> bytes | None:
-        """Return the value of a key; None if it is not set within `timeout` seconds.
-
-        `meanwhile` is called again and again, and may raise what ends the wait. Raises the error of `abort` as soon as
-        any rank has called it, even if `key` is set.
+        If some have not come within `timeout` seconds, return the ranks that are missing. `name` is for this exchange
+        alone. Raises the error of `abort` as soon as any rank has called it, unless all facts have come before.
         """
 
     def abort(self, error: RingcommError) -> None:
-        """Fail the startup of all ranks: `find` and `check` raise `error` from now on. The first error wins."""
+        """Fail the startup of all ranks: `gather` and `check` raise `error` from now on. The first error wins."""
 
     def check(self) -> None:
         """Raise the error of `abort` if any rank has called it."""
@@ -74,25 +77,27 @@ class HashStore:
     server, members, place = "", (), None
 
     def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
+        self._facts: dict[str, dict[int, bytes]] = {}  # by name and rank
         self._failure = b""
         self._changed = threading.Condition()
 
-    def set(self, key: str, value: bytes) -> None:
-        with self._changed:
-            self._values[key] = value
-            self._changed.notify_all()
-
-    def find(self, key: str, timeout: float, meanwhile: Callable[[], object] | None = None) -> bytes | None:
-        deadline = time.monotonic() + timeout
+    def gather(
+        self, name: str, rank: int, size: int, fact: bytes, timeout: float, meanwhile: Meanwhile = None
+    ) -> bytes | list[int]:
+        deadline, facts = time.monotonic() + timeout, self._facts.setdefault(name, {})
         while True:
             left = max(0.0, deadline - time.monotonic())
             wait = min(left, SLICE) if meanwhile else left
             with self._changed:
-                found = self._changed.wait_for(lambda: self._failure or key in self._values, wait)
+                if not self._failure:
+                    facts[rank] = fact
+                    self._changed.notify_all()
+                self._changed.wait_for(lambda: self._failure or len(facts) == size, wait)
+                if len(facts) == size:
+                    return b"[" + b",".join(facts[each] for each in range(size)) + b"]"
                 self.check()
-            if found or wait == left:
-                return self._values.get(key)
+            if wait == left:
+                return sorted({*range(size)} - facts.keys())
             if meanwhile:
                 meanwhile()
 
@@ -104,6 +109,36 @@ class HashStore:
     def check(self) -> None:
         if self._failure:
             raise decode_error(self._failure)
+
+
+def all_gather_facts(
+    store: Store,
+    name: str,
+    rank: int,
+    size: int,
+    fact: Any,
+    timeout: float,
+    meanwhile: Meanwhile = None,
+) -> list[Any]:
+    """Return the fact of each rank: see Store.gather. Raises CollectiveTimeout naming all ranks that are missing."""
+    gathered = store.gather(name, rank, size, json.dumps(fact).encode(), timeout, meanwhile)
+    if isinstance(gathered, list):
+        raise missing_ranks(gathered, size, timeout, members=store.members)
+    facts: list[Any] = json.loads(gathered)
+    return facts
+
+
+def confirm(store: Store, rank: int, size: int, timeout: float) -> None:
+    """Return on all ranks of a start once all have connected, or raise the same error on all.
+
+    A rank may fail when some know that all have connected, and others do not yet: what comes first to the store, the
+    last of the ranks or a failure, decides for all.
+    """
+    try:
+        all_gather_facts(store, CONNECTED, rank, size, None, timeout)
+    except RingcommError as error:
+        store.abort(error)
+        store.gather(CONNECTED, rank, size, b"null", 0.0)  # raises the failure, unless it came too late
 
 
 @contextmanager
@@ -130,7 +165,7 @@ def serve_or_join(
     serve: Callable[[], Server] | None, endpoint: Endpoint, place: Place, timeout: float
 ) -> Iterator[Store]:
     """Open the store of the session `place.job`. Rank 0 serves it, unless a launcher does."""
-    if place.size == 1:
+    if place.size == 1 and not place.store:
         yield HashStore()
         return
     serve, refused = None if place.rank else serve, None

@@ -20,13 +20,12 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from ringcomm.bootstrap.client import Endpoint
-from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.place import UNIX, Place, host_id, is_between_hosts, master_address
 from ringcomm.bootstrap.processes import is_running, process_id
 from ringcomm.bootstrap.server import Server
 from ringcomm.bootstrap.session import Start
 from ringcomm.bootstrap.start_errors import lost_in_start
-from ringcomm.bootstrap.store import Store, as_failure, serve_or_join
+from ringcomm.bootstrap.store import Store, all_gather_facts, as_failure, serve_or_join
 from ringcomm.bootstrap.wire import tcp, unix
 from ringcomm.bootstrap.wire.framing import MessageSocket
 from ringcomm.bootstrap.wire.handshake import HANDSHAKE_TIMEOUT
@@ -41,7 +40,6 @@ TorchStore = Any
 
 KEY = "ringcomm"  # where the start is served, in the store of torch
 SESSION = "torch"
-REPORT_TIMEOUT = 1.0  # seconds for rank 0 to name the ranks that did not join
 EXIT = 1.0  # seconds for a process to end after it has closed its connections, on a loaded machine
 LONGEST_PAUSE = 0.5  # seconds between two attempts to join
 CONNECT_TIMEOUT = 0.5  # seconds for the first one at an address: the host there may be switched off, and a new one come
@@ -84,7 +82,6 @@ def start_through(torch_store: TorchStore, rank: int, size: int, config: Config)
     try:
         with serve_or_join(start.serve, endpoint, Place(rank, size, SESSION), timeout) as store:
             mine = [host_id(), config.host_id]
-            timeout += REPORT_TIMEOUT if rank else 0.0
             look = start.check if start.unreachable else None
             hosts = all_gather_facts(store, "host", rank, size, mine, timeout, look)
             named = c10d.PrefixStore(start.secret, torch_store)

@@ -1,10 +1,11 @@
 """What the launchers of a job on several hosts learn from each other: who has arrived, failed first, and ended.
 
-Each launcher, one per node, is a member of a store that the one of node 0 serves. At first they share what places their
-ranks get. From then on each waits for a key that node 0 sets when the ranks of all nodes have ended. A failure, also a
-lost connection, aborts the store: all learn of the same one, that which reached node 0 first.
+Each launcher, one per node, is a member of a store that the one of node 0 serves. First they gather how many ranks each
+has, and at last that these have ended. A failure, also a lost connection, aborts the store: all learn of the same one,
+that which reached node 0 first.
 """
 
+import json
 import logging
 import math
 import os
@@ -17,11 +18,10 @@ from functools import partial
 from itertools import accumulate
 
 from ringcomm.bootstrap.client import Client, find_endpoint
-from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.place import MAX_SIZE, Place
 from ringcomm.bootstrap.server import Server, serving
 from ringcomm.bootstrap.session import NODES, MemberStore, Peer, Refused, Replies, Start
-from ringcomm.bootstrap.start_errors import format_ranks
+from ringcomm.bootstrap.start_errors import format_ranks, missing_ranks
 from ringcomm.bootstrap.store import LATE
 from ringcomm.bootstrap.wire.framing import Frame
 from ringcomm.bootstrap.wire.tcp import TcpGate
@@ -35,9 +35,8 @@ __all__ = ["MAX_NODES", "NodeOptions", "Nodes", "join_nodes"]
 log = logging.getLogger("ringcomm")
 
 MAX_NODES = 1024
-REPORT_TIMEOUT = 2.0  # seconds for node 0 to name the missing nodes after another node has timed out
 WARN_AFTER = 10.0  # seconds before a launcher says for which nodes it waits
-ALL_ENDED = "all nodes have ended"
+PLACES, ENDED = "places", "ended"  # what is gathered
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +75,6 @@ class _Launchers(Start):
             log.info("node %d (%s) has come", node, hello.fields["process"])
         return replies
 
-    def set(self, key: str, value: bytes) -> Replies:
-        replies = super().set(key, value)
-        if all(self.has(_ended_key(node)) for node in range(self.size)):
-            replies += super().set(ALL_ENDED, b"")
-        return replies
-
     def lose(self, peer: Peer, how: str) -> Replies:
         lost = self.present.get(peer)
         self.leave(peer)
@@ -90,7 +83,7 @@ class _Launchers(Start):
         text = f"the launcher of node {lost.rank} ({lost.process}) {how}"
         if self._elastic and self._membership.connected:
             log.warning("%s; the others continue without it", text)
-            return self.set(_ended_key(lost.rank), b"")
+            return self.gather(ENDED, lost.rank, self.size, b"null")
         self.fail(PeerLost(text))
         return []
 
@@ -114,7 +107,7 @@ class Nodes:
         self.over = False  # a failure was read, or all nodes have ended
         self.due = 0.0 if options.rank else math.inf  # when to call `probe` next
         self._store, self._options = store, options
-        self._question = store.put("get", key=ALL_ENDED, wait=True)
+        self._question = store.put("get", key=ENDED, wait=True)
 
     def fileno(self) -> int:
         return self._store.fileno()
@@ -133,7 +126,8 @@ class Nodes:
         """Tell the other nodes that the ranks of this one have ended."""
         if not self.over:
             with suppress(PeerLost):  # node 0 is lost, as `read` will say
-                self._store.set(_ended_key(self._options.rank), b"")
+                fields = {"rank": self._options.rank, "size": self._options.count}
+                self._question = self._store.put("gather", b"null", key=ENDED, **fields)
 
     def read(self) -> RingcommError | None:
         """Read what has come; return the failure of the job, if it has failed."""
@@ -181,11 +175,14 @@ def _find_first_place(store: Client, options: NodeOptions, ranks: int) -> Place:
     """Return the place of the first rank of this node, once all nodes have said how many ranks they have."""
     mine = {"host": _host(), "version": VERSION, "ranks": ranks, "elastic": options.elastic}
     mine["job"] = secrets.token_hex(16)  # that of node 0 counts
-    timeout = options.timeout + (REPORT_TIMEOUT if options.rank else 0.0)
-    late = partial(_warn, options)
-    nodes = all_gather_facts(
-        store, "node", options.rank, options.count, mine, timeout, member="node", late=late, late_after=WARN_AFTER
-    )
+    me, waited = (options.rank, options.count, json.dumps(mine).encode()), min(WARN_AFTER, options.timeout)
+    gathered = store.gather(PLACES, *me, waited)
+    if isinstance(gathered, list) and waited < options.timeout:
+        _warn(options, missing_ranks(gathered, options.count, waited, "node"))
+        gathered = store.gather(PLACES, *me, options.timeout - waited)
+    if isinstance(gathered, list):
+        raise missing_ranks(gathered, options.count, options.timeout, "node")
+    nodes = json.loads(gathered)
     check_versions([node["version"] for node in nodes], "node")
     without = [number for number, node in enumerate(nodes) if not node["elastic"]]
     if 0 < len(without) < len(nodes):
@@ -203,11 +200,6 @@ def _find_first_place(store: Client, options: NodeOptions, ranks: int) -> Place:
 
 def _warn(options: NodeOptions, late: CollectiveTimeout) -> None:
     log.warning("%s; waiting up to %g s (--start-timeout)", late, options.timeout)
-
-
-def _ended_key(node: int) -> str:
-    """Return the key that is set when the ranks of a node have ended, or its launcher is lost."""
-    return f"ended/{node}"
 
 
 def _host() -> str:

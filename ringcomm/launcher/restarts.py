@@ -36,7 +36,7 @@ LATE = "was restarted, but no rank is left that it could join"
 
 
 class Restarts:
-    """Starts ranks again as long as any other one is left that they could join, each `limit` times at most.
+    """Starts a rank again, up to `place.max_restarts` times, as long as any other one is left that it could join.
 
     It also ends what cannot come back by itself: processes that `shrink` has left out, those that are stopped and for
     which one that was restarted has waited too long, those that were restarted and are stopped or come too late
@@ -54,13 +54,13 @@ class Restarts:
         self,
         place: Place,
         keepalive: float,
-        limit: int,
         ranks: Ranks,
         start: Callable[[RankStart], None],
         report: Callable[[str], None],
     ) -> None:
         """`place`: of any rank; `start` restarts a rank; `report` prints a line for the user."""
-        self._place, self._limit, self._ranks, self._start, self._report = place, limit, ranks, start, report
+        self._place, self._ranks, self._start, self._report = place, ranks, start, report
+        self._limit = place.max_restarts or 0
         self._members: defaultdict[int, LaunchedRank] = defaultdict(LaunchedRank)
         self._registered: dict[int, Member] = {}  # the ranks of the job that can call `grow`
         self.lost, self.any_joined, self.over = 0, False, False
@@ -179,14 +179,15 @@ class Restarts:
             self._remove(rank)
 
     def tell_of_end(self, ranks: Iterable[int]) -> None:
-        """Tell the server that these ranks come to no start any more. Raises PeerLost if it is lost."""
-        for rank in ranks:
-            self._store.tell("ended", rank=rank)
+        """Tell the server that these ranks come to no start any more, so that none waits in `init` for them."""
+        with suppress(PeerLost):
+            for rank in ranks:
+                self._store.tell("ended", rank=rank)
 
     def _remove(self, rank: int) -> None:
         """Tell the members that `grow` need not wait for a rank."""
         with suppress(PeerLost):
-            self._store.tell("propose", key=removed(rank))
+            self._store.tell("keep", key=removed(rank))
 
     def _any_joined_runs(self) -> bool:
         """Return whether any rank that has joined runs on: one that is made to end does not."""

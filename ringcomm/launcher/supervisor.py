@@ -6,14 +6,10 @@ import selectors
 import signal
 import sys
 import time
-from contextlib import suppress
-from dataclasses import replace
 from typing import Self
 
-from ringcomm.bootstrap.client import Client, find_endpoint
 from ringcomm.bootstrap.membership import TOO_LATE
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.session import MEMBERS
 from ringcomm.bootstrap.start_errors import format_ranks
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.errors import Aborted, PeerLost, RingcommError
@@ -32,7 +28,6 @@ ESCALATION = ((processes.EXIT_TIMEOUT, signal.SIGTERM), (processes.EXIT_TIMEOUT 
 REPORT_STOPPED_AFTER = 5.0  # seconds
 FORWARDED = (signal.SIGINT, signal.SIGTERM)
 UNCAUGHT = 1  # the status with which Python exits after any exception, also one that the failure of another rank raised
-TELL_TIMEOUT = 1.0  # seconds for the server to answer: meanwhile nothing is forwarded
 CAUSE_TIMEOUT = 1.0  # seconds after such an exit in which another failure counts as the first
 
 
@@ -41,13 +36,12 @@ class Supervisor:
 
     def __init__(self, signals: SignalSocket, nodes: Nodes | None, place: Place) -> None:
         """`place`: of any rank."""
-        self._signals, self._nodes, self._place = signals, nodes, place
-        self._keepalive = nodes.keepalive if nodes else KEEPALIVE
+        self._signals, self._nodes = signals, nodes
         self._ranks = Ranks(signals, *FORWARDED)
         self._stopped: dict[int, float] = {}  # when to report a stopped rank; infinity: that was done
-        self._restarts: Restarts | None = None
-        if place.max_restarts is not None:
-            self._restarts = Restarts(place, self._keepalive, place.max_restarts, self._ranks, self.start, self._print)
+        self._elastic = place.max_restarts is not None
+        keepalive = nodes.keepalive if nodes else KEEPALIVE
+        self._restarts = Restarts(place, keepalive, self._ranks, self.start, self._print)
         out, err = sys.stdout.fileno(), sys.stderr.fileno()
         self._out = OutputWriter(out, signals.wake)
         # Two threads that write to one pipe would mix their lines.
@@ -71,8 +65,7 @@ class Supervisor:
 
     def __exit__(self, *_: object) -> None:
         self._ranks.__exit__()
-        if self._restarts:
-            self._restarts.close()
+        self._restarts.close()
         self._outputs.close()
         self._control.close()
         for writer in {self._out, self._err}:
@@ -98,12 +91,12 @@ class Supervisor:
             self._nodes.end()
             while not self._nodes.over:
                 self._poll(self._control)
-        if self._restarts and not self._any_well:
+        if not self._any_well:
             self._status = self._status or self._restarts.lost
         return self._status if self._flushed() else self._status or 128 + self._forwarded
 
     def _unfinished(self) -> bool:
-        return bool(self._ranks.running() or (self._restarts and self._restarts.pending))
+        return bool(self._ranks.running() or self._restarts.pending)
 
     def _flushed(self) -> bool:
         """Wait until all output is written.
@@ -122,10 +115,9 @@ class Supervisor:
 
     def _poll(self, selector: selectors.BaseSelector, until: float = math.inf) -> None:
         """Wait for output, signals or the deadline, and handle them."""
-        restarts_due = self._restarts.due if self._restarts else math.inf
         probe_due = self._nodes.due if self._nodes else math.inf
         scheduled = (when for when, _ in self._scheduled)
-        until = min([until, self._uncaught_until, *self._stopped.values(), restarts_due, probe_due, *scheduled])
+        until = min([until, self._uncaught_until, *self._stopped.values(), self._restarts.due, probe_due, *scheduled])
         for key, _ in selector.select(None if until == math.inf else max(0.0, until - time.monotonic())):
             if key.fileobj is self._signals:
                 self._handle_signals()
@@ -146,7 +138,7 @@ class Supervisor:
             self._settle_uncaught()
         if time.monotonic() >= min(self._stopped.values(), default=math.inf):
             self._report_stopped()
-        if self._restarts and time.monotonic() >= self._restarts.due:
+        if time.monotonic() >= self._restarts.due:
             self._restarts.poll()
 
     def _handle_signals(self) -> None:
@@ -160,34 +152,20 @@ class Supervisor:
         ended_well = []
         # First those that ended by themselves: of theirs it follows that a rank came too late to join.
         for rank, code in sorted(self._ranks.reap(), key=lambda ended: ended[1] == TOO_LATE):
-            if code or (self._restarts and self._restarts.why_ended(rank)):
+            if code or self._restarts.why_ended(rank):
                 self._report(rank, code)
             else:
                 self._any_well = True
                 ended_well.append(rank)
-                if self._restarts:
-                    self._restarts.end_well(rank)
+                self._restarts.end_well(rank)
         if ended_well and ((self._nodes and not self._nodes.over) or self._unfinished()):
-            self._tell_of_end(ended_well)
+            with_processes = self._ranks.with_processes()
+            self._restarts.tell_of_end(rank for rank in ended_well if rank not in with_processes)
         if text := self._ranks.reaper_loss():
             self._print(text)
         when = time.monotonic() + REPORT_STOPPED_AFTER
         self._stopped = {rank: self._stopped.get(rank, when) for rank in self._ranks.stopped()}
-        if self._restarts:
-            self._restarts.poll()
-
-    def _tell_of_end(self, ranks: list[int]) -> None:
-        """Tell the server that these ranks come to no start any more, so that none waits in `init` for them."""
-        with_processes = self._ranks.with_processes()
-        ended = [rank for rank in ranks if rank not in with_processes]
-        with suppress(RingcommError):  # then they wait for it until their timeout
-            if self._restarts:
-                self._restarts.tell_of_end(ended)
-                return
-            launcher = replace(self._place, rank=-1)
-            with Client(find_endpoint(launcher, self._keepalive), MEMBERS, launcher, TELL_TIMEOUT) as members:
-                for rank in ended:
-                    members.tell("ended", rank=rank)
+        self._restarts.poll()
 
     def _read_nodes(self) -> None:
         assert self._nodes
@@ -199,7 +177,6 @@ class Supervisor:
             self._record_failure(failure)
 
     def _read_membership(self) -> None:
-        assert self._restarts
         self._restarts.read()
         if self._restarts.over:
             for selector in (self._outputs, self._control):
@@ -216,10 +193,9 @@ class Supervisor:
     def _report(self, rank: int, code: int) -> None:
         """Record that a rank of this node has failed, unless it is restarted or another one is the reason."""
         on = f" on {self._nodes.host}" if self._nodes else ""
-        why = self._restarts.why_ended(rank) if self._restarts else ""
-        text = f"rank {rank}{on} {why or processes.describe_exit(code)}"
+        text = f"rank {rank}{on} {self._restarts.why_ended(rank) or processes.describe_exit(code)}"
         failure = PeerLost(text, rank=rank, got=code if code > 0 else 128 - code)
-        if self._restarts and not self._forwarded:
+        if self._elastic and not self._forwarded:
             ending = self._status or self._uncaught
             if code == TOO_LATE if ending else self._restarts.replace(rank, failure, over=self._any_well):
                 return
@@ -254,7 +230,7 @@ class Supervisor:
             if not self._forwarded or self._status != 128 + self._forwarded:  # else a signal that all ranks were sent
                 self._print(failure)
             # Where no rank has joined yet, the others wait for one that never comes.
-            self._schedule_signals(ESCALATION[0][0] if self._restarts and not self._restarts.any_joined else 0.0)
+            self._schedule_signals(ESCALATION[0][0] if self._elastic and not self._restarts.any_joined else 0.0)
 
     def _print(self, failure: RingcommError | str) -> None:
         self._err.write(f"ringcomm run: {failure}\n".encode())
@@ -266,8 +242,7 @@ class Supervisor:
 
     def _schedule_signals(self, earlier: float = 0.0) -> None:
         """The job ends; `earlier`: by so many seconds than the ESCALATION."""
-        if self._restarts:
-            self._restarts.cancel()
+        self._restarts.cancel()
         if not self._scheduled:
             start = time.monotonic() - earlier
             self._scheduled = [(start + seconds, number) for seconds, number in ESCALATION]

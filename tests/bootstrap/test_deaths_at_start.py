@@ -60,9 +60,7 @@ def run_rank(connection, job, rank, victim, moment):
     started = time.monotonic()
     try:
         with job_store(place, TIMEOUT) as store:
-            store.set(f"{rank} is here", b"")
-            for other in range(SIZE):
-                store.find(f"{other} is here", TIMEOUT)
+            store.gather("here", rank, SIZE, b"", TIMEOUT)
             started = time.monotonic()
             if rank == victim:
                 MOMENTS[moment]()

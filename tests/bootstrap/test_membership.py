@@ -22,7 +22,7 @@ from ringcomm.bootstrap.membership import TOO_LATE, Membership
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.server import serve_one_host
 from ringcomm.bootstrap.session import MEMBERS, MemberStore
-from ringcomm.bootstrap.store import HashStore, job_store
+from ringcomm.bootstrap.store import job_store
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 
 SIZE = 4
@@ -99,7 +99,7 @@ def test_a_plan_that_is_withdrawn_is_not_waited_for_longer_than_the_communicator
 
 def test_who_was_removed_is_not_waited_for(place, registered):
     with Client(find_endpoint(place(3)), MEMBERS, place(3), harness.OPERATION) as launcher:
-        launcher.tell("propose", key="removed/1")
+        launcher.tell("keep", key="removed/1")
         launcher.check()
         assert lead(registered, [1])["ranks"] == [0]
 
@@ -143,25 +143,6 @@ def test_the_server_keeps_a_plan_until_the_next_call(place, registered):
     lead(registered, [], 0)
     assert not registered._store.keys("plan/")
     assert not registered._store.keys("join/")
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_the_first_to_confirm_decides_for_all(place, first):
-    whole, broken = HashStore(), HashStore()
-    broken.abort(PeerLost("the reason", rank=7))
-
-    def confirmed(member, job, complete):
-        try:
-            member.confirm(Place(0, 1, job), whole if complete else broken, 1)
-        except PeerLost as error:
-            return str(error), error.rank
-        return "connected"
-
-    expected = {True: "connected", False: ("the reason", 7)}
-    with member_of(place(0)) as one, member_of(place(1)) as other:
-        assert confirmed(one, "job+1", first) == expected[first]
-        assert confirmed(other, "job+1", not first) == expected[first]
-        assert confirmed(other, "job+2", not first) == expected[not first]
 
 
 def test_a_joiner_that_none_can_take_in_ends_at_once(place):

@@ -160,11 +160,10 @@ def test_a_job_name_may_be_any_bytes():
 
     def exchange(place):
         with job_store(place, 20) as store:
-            store.set(str(place.rank), b"here")
-            return store.find(str(1 - place.rank), 20)
+            return store.gather("here", place.rank, 2, b"%d" % place.rank, 20)
 
     with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(exchange, places)) == [b"here"] * 2
+        assert list(pool.map(exchange, places)) == [b"[0,1]"] * 2
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,9 @@
 import pytest
 
 from ringcomm import PeerLost
-from ringcomm.bootstrap.session import CONNECTED, MemberStore, Refused, Start, connected_key
+from ringcomm.bootstrap.session import MemberStore, Refused, Start
 from ringcomm.bootstrap.shrink import Shrink
 from ringcomm.bootstrap.wire.framing import Frame, decode, failure_of
-from ringcomm.errors import decode_error, encode_error
 
 
 def message(kind, payload=b"", **fields):
@@ -40,7 +39,7 @@ def start():
 
 def test_a_value_answers_those_that_wait_for_it_and_no_others(start):
     assert start.take("a", ask("key")) == start.take("b", ask("another")) == []
-    assert told(start.take("b", message("set", b"value", key="key"))) == {"a": ("value", b"value")}
+    assert told(start.set("key", b"value")) == {"a": ("value", b"value")}
     assert told(start.take("a", ask("key"))) == {"a": ("value", b"value")}
     assert start.poll() == []
 
@@ -49,6 +48,28 @@ def test_who_waits_no_longer_gets_an_answer_at_once(start):
     assert start.take("a", ask("key")) == start.take("b", ask("key")) == []
     assert told(start.take("b", ask("key", wait=False))) == {"b": ("absent", {})}
     assert told(start.set("key", b"value")) == {"a": ("value", b"value")}
+
+
+def give(rank, size=3, kind="gather"):
+    return message(kind, b"%d" % rank, id=rank, key="facts", rank=rank, size=size)
+
+
+def test_the_facts_of_all_answer_all_and_who_asks_again(start):
+    assert start.take("a", give(0)) == start.take("b", give(1)) == []
+    assert told(start.take("a", give(0, kind="missing"))) == {"a": ("missing", {"ranks": [2]})}
+    start.join("c", hello(2, 3))
+    expected = "value", b"[0,1,2]"
+    assert told(start.take("c", give(2))) == dict.fromkeys("bc", expected)  # the other one waits no longer
+    start.fail(PeerLost("too late for these facts"))
+    assert told(start.take("a", give(0))) == told(start.take("a", give(0, kind="missing"))) == {"a": expected}
+
+
+def test_after_a_failure_no_fact_completes_the_others(start):
+    start.take("a", give(0, 2))
+    start.fail(PeerLost("the reason"))
+    for kind in ("gather", "missing"):
+        assert told(start.take("b", give(1, 2, kind)))["b"][0] == "failure"
+    assert not start.has("facts")
 
 
 def test_the_loss_of_a_member_answers_all_and_one_that_has_left_is_not_lost(start):
@@ -86,13 +107,9 @@ def test_a_start_of_many_costs_the_server_some_messages_for_each():
     start, peers = Start(size), range(size)
     for peer in peers:
         start.join(peer, hello(peer, size))
-        start.take(peer, message("set", b"fact", key=f"facts/{peer}"))
-        if peer:
-            assert start.take(peer, ask("facts/table")) == []
+        answers = start.take(peer, give(peer, size))
+        assert len(answers) == (size if peer == size - 1 else 0)
         assert start.poll() == []
-    for peer in peers:
-        assert told(start.take(0, ask(f"facts/{peer}"))) == {0: ("value", b"fact")}
-    assert len(start.take(0, message("set", b"table", key="facts/table"))) == size - 1
 
 
 def lost_by(members):
@@ -111,18 +128,18 @@ def test_watchers_are_told_what_is_there_and_what_changes():
     assert lost_by(members) == {3: "rank 3 (process 3) exited during startup"}
 
 
-def test_a_key_lasts_as_long_as_any_member_that_has_set_it_and_a_proposal_for_good():
+def test_a_key_lasts_as_long_as_any_member_that_has_set_it_unless_it_is_kept():
     members = MemberStore()
     for peer in "ab":
         members.join(peer, hello(ord(peer)))
         members.take(peer, message("set", b"", key="both"))
-        members.take(peer, message("propose", peer.encode(), key="decision"))
+    members.take("a", message("keep", b"for good", key="kept"))
     members.lose("a", "has ended")
     assert told(members.take("b", message("keys", id=1, begin="both"))) == {"b": ("keys", {"keys": ["both"]})}
     members.lose("b", "has ended")
     members.join("c", hello(1))
     assert told(members.take("c", message("keys", id=1, begin="both"))) == {"c": ("keys", {"keys": []})}
-    assert told(members.take("c", ask("decision"))) == {"c": ("value", b"a")}
+    assert told(members.take("c", ask("kept"))) == {"c": ("value", b"for good")}
 
 
 def test_who_says_that_it_leaves_is_not_lost_and_who_comes_back_neither():
@@ -150,8 +167,8 @@ class Survivors:
     """Three ranks of a group, rank 2 of which is lost."""
 
     def __init__(self, members=()):
-        self.ended, self.left_out = [], []
-        self.session = Shrink(lambda *facts: self.ended.append(facts), self.left_out.append)
+        self.ended = []
+        self.session = Shrink(lambda *facts: self.ended.append(facts))
         self.members = [*members]
         for rank in range(3):
             self.session.join(rank, hello(rank))
@@ -160,17 +177,6 @@ class Survivors:
         more = {"id": 0, "timeout": 10.0, "lost": [*lost], **more}
         request = message(kind, group="g", rank=rank, ranks=[0, 1, 2], members=self.members, **more)
         return told([*self.session.take(rank, request), *self.session.poll()])
-
-    def confirm(self, rank, connected, attempt=0):
-        """Return whether the attempt has succeeded, after what this rank says of it."""
-        key = connected_key(f"g.{attempt}")
-        said = CONNECTED if connected else encode_error(PeerLost("the reason")).encode()
-        self.session.take(rank, message("propose", said, key=key))
-        return self.decision(rank, attempt) == CONNECTED
-
-    def decision(self, rank, attempt=0):
-        ((_, value),) = told(self.session.take(rank, ask(connected_key(f"g.{attempt}")))).values()
-        return value
 
 
 def agreed(left, lost=(), attempt=0):
@@ -181,8 +187,7 @@ def test_survivors_agree_connect_and_go_on():
     group = Survivors()
     assert group.take(0, "shrink", lost=[2]) == {}
     assert group.take(1, "shrink") == dict.fromkeys((0, 1), agreed([0, 1], [2]))
-    assert group.confirm(0, True)
-    assert group.confirm(1, True)
+    assert group.session.end("g.0") == []
     assert group.take(2, "shrink") == {2: agreed([0, 1])}  # it comes too late
 
 
@@ -192,19 +197,18 @@ def test_a_loss_that_is_told_later_ends_the_wait():
     assert group.take(1, "lost", lost=[2]) == dict.fromkeys((0, 1), agreed([0, 1], [2]))
 
 
-@pytest.mark.parametrize("told_so", [False, True])
-def test_a_rank_that_fails_to_connect_has_all_agree_again(told_so):
+def test_a_rank_that_fails_to_connect_has_all_agree_again():
     group = Survivors()
     group.take(0, "shrink", lost=[2])
     group.take(1, "shrink")
-    assert not (told_so and group.confirm(1, False))
     assert group.take(1, "shrink") == {}
-    assert not group.confirm(0, True)
-    reason = "the reason" if told_so else "rank 1 called shrink again before all had connected"
-    assert str(decode_error(group.decision(0))) == reason
+    ((name, size, error),) = group.ended
+    assert (name, size, str(error)) == ("g.0", 2, "rank 1 called shrink again before all had connected")
     assert group.take(0, "shrink") == dict.fromkeys((0, 1), agreed([0, 1], [2], 1))
-    assert not group.confirm(1, True)  # of the attempt that has failed
-    assert group.confirm(1, True, attempt=1)
+    group.session.end("g.0")  # the attempt that has failed
+    assert group.take(2, "lost") == {}
+    group.session.end("g.1")
+    assert group.take(2, "shrink") == {2: agreed([0, 1])}
 
 
 def test_a_rank_that_is_lost_while_all_connect_ends_their_start():
@@ -214,9 +218,7 @@ def test_a_rank_that_is_lost_while_all_connect_ends_their_start():
     group.session.lose(1, "has ended")
     ((name, size, error),) = group.ended
     assert (name, size, error.rank, type(error)) == ("g.0", 2, 8, PeerLost)
-    assert not group.confirm(0, True)
-    decided = decode_error(group.decision(0))
-    assert (str(decided), decided.rank) == ("rank 8 (process 1) exited during startup", 8)
+    assert str(error) == "rank 8 (process 1) exited during startup"
     assert group.take(0, "shrink") == {0: agreed([0], [1, 2], 1)}
 
 
@@ -225,27 +227,25 @@ def test_a_rank_that_is_lost_after_an_attempt_has_failed_is_not_waited_for():
     for rank in range(3):
         answers = group.take(rank, "shrink")
     assert answers == dict.fromkeys(range(3), agreed([0, 1, 2]))
-    assert not group.confirm(0, False)
-    assert not group.confirm(1, True)
-    group.session.lose(2, "has ended")
     assert group.take(0, "shrink") == {}
+    group.session.lose(2, "has ended")
     assert group.take(1, "shrink") == dict.fromkeys((0, 1), agreed([0, 1], [2], 1))
+    assert len(group.ended) == 1
 
 
 def test_a_rank_that_is_lost_once_all_have_connected_has_gone_on_too():
     group = Survivors()
     group.take(0, "shrink", lost=[2])
     group.take(1, "shrink")
-    assert group.confirm(1, True)
+    group.session.end("g.0")
     group.session.lose(1, "has ended")
     assert group.ended == []
-    assert group.confirm(0, False)
 
 
 def test_who_does_not_come_in_time_is_left_out_and_ended():
     group = Survivors(members=[7, 8, 9])
     group.take(1, "shrink", timeout=60.0)
     assert group.take(0, "shrink", timeout=0.0) == dict.fromkeys((0, 1), agreed([0, 1]))
-    assert group.left_out == []
-    group.confirm(1, True)
-    assert group.left_out == ["left_out/9"]
+    assert group.session.end("another start") == []
+    assert group.session.end("g.0") == [9]
+    assert group.session.end("g.0") == []

@@ -15,15 +15,22 @@ from pathlib import Path
 import pytest
 
 from harness.failures import PROMPT, until
-from harness.nodes import SECRET, store_server
+from harness.nodes import SECRET, StartClient, store_server
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MemoryShortage, PeerLost, RingcommError
 from ringcomm.bootstrap import server
 from ringcomm.bootstrap import store as store_module
 from ringcomm.bootstrap.client import Client, find_endpoint
-from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.session import Start
-from ringcomm.bootstrap.store import HashStore, job_store, open_store, rank_0_server, shared_failure
+from ringcomm.bootstrap.store import (
+    HashStore,
+    all_gather_facts,
+    confirm,
+    job_store,
+    open_store,
+    rank_0_server,
+    shared_failure,
+)
 from ringcomm.bootstrap.wire import peers
 from ringcomm.bootstrap.wire.framing import HELLO_BYTES, LENGTH, MessageSocket, decode, encode
 from ringcomm.bootstrap.wire.unix import UnixGate, user_address
@@ -67,8 +74,8 @@ class Rank:
 
     def __init__(self, place, timeout=20):
         self.server = None if place.rank or place.store else rank_0_server(place)
-        self.client = Client(find_endpoint(place), place.job, place, timeout)
-        self.find, self.set = self.client.find, self.client.set
+        self.client = StartClient(find_endpoint(place), place.job, place, timeout)
+        self.find, self.set, self.gather = self.client.find, self.client.set, self.client.gather
         self.abort, self.check = self.client.abort, self.client.check
 
     def close(self, late=0.0):
@@ -122,29 +129,53 @@ def stores(request, job):
 
 
 @pytest.mark.parametrize("size", [2, 5])
-def test_all_ranks_get_a_value_that_one_sets(job, size):
+def test_all_ranks_get_what_each_gives(job, size):
     def rank(number):
         with join(job, number, size) as store:
-            store.set(f"from {number}", bytes([number]) + b"\0tail")
-            return [store.find(f"from {other}", 20) for other in range(size)]
+            return store.gather("values", number, size, bytes([number]) + b"\0tail", 20)
 
     with ThreadPoolExecutor(size) as pool:
         # Backwards, so that the others join before rank 0 listens.
         found = list(pool.map(rank, reversed(range(size))))
-    assert found == [[bytes([number]) + b"\0tail" for number in range(size)]] * size
+    assert found == [b"[" + b",".join(bytes([number]) + b"\0tail" for number in range(size)) + b"]"] * size
 
 
-@pytest.mark.parametrize("length", [5, 5_000_000])
-def test_a_value_of_any_length_wakes_the_rank_that_waits_for_it(stores, length):
+@pytest.mark.parametrize("length", [1, 5_000_000])
+def test_the_last_rank_wakes_those_that_wait(stores, length):
     value = os.urandom(length)
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(stores[0].find, "key", 20)
-        stores[1].set("key", value)
-        assert waiting.result() == value
+        waiting = pool.submit(stores[0].gather, "values", 0, 2, b"0", 20)
+        assert stores[1].gather("values", 1, 2, value, 20) == waiting.result() == b"[0," + value + b"]"
 
 
-def test_a_key_that_no_rank_sets_is_not_found(stores):
-    assert stores[0].find("key", 0.05) is None
+def test_the_ranks_whose_values_have_not_come_are_told(stores):
+    assert stores[1].gather("values", 1, 2, b"1", 0.05) == [0]
+
+
+class Failing:
+    """The store of a rank that fails before it hears that all have connected; all have, if it has `come`."""
+
+    members = ()
+
+    def __init__(self, store, come):
+        self.store, self.come, self.abort = store, come, store.abort
+
+    def gather(self, *args):
+        gathered, self.gather = self.store.gather(*args) if self.come else None, self.store.gather
+        assert gathered is None or isinstance(gathered, bytes)
+        raise SHORTAGE
+
+
+@pytest.mark.parametrize("come", [True, False])
+def test_what_comes_first_to_the_store_decides_for_all_whether_they_have_connected(stores, come):
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(confirm, stores[0], 0, 2, 20)
+        if come:
+            confirm(Failing(stores[1], come), 1, 2, 20)
+            other.result()
+        else:
+            check_shortage(confirm, Failing(stores[1], come), 1, 2, 20)
+            check_shortage(other.result)
 
 
 @pytest.mark.parametrize("hosts", [False, True])
@@ -187,13 +218,13 @@ def test_the_hello_of_a_rank_stays_short_in_a_start_of_many(monkeypatch):
 def test_abort_reaches_waiting_ranks_and_the_first_error_wins(stores):
     store, other = stores
     store.check()
-    store.set("key", b"value")
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(store.find, "another", 20)
+        waiting = pool.submit(store.gather, "values", 0, 2, b"0", 20)
         other.abort(SHORTAGE)
         other.abort(PeerLost("a consequence"))
         check_shortage(waiting.result)
-    check_shortage(store.find, "key", 20)
+    check_shortage(other.gather, "values", 1, 2, b"1", 20)
+    check_shortage(other.gather, "alone", 0, 1, b"1", 20)
     check_shortage(store.check)
 
 
@@ -213,9 +244,10 @@ def test_a_late_answer_is_not_taken_for_that_of_the_next_get(job, serving, monke
         else:
             _, store = stack.enter_context(joined(job))
         stack.callback(resumed.set)
+        store.set("key", b"value")
         monkeypatch.setattr(Start, "poll", lambda self: resumed.wait() and poll(self))
         monkeypatch.setattr(store.client, "_patience", 0.1)
-        store.set("key", b"value")  # the server waits from now on
+        store.client.tell("get", id=-1, key="key", wait=False)  # the server waits from now on
         with pytest.raises(CollectiveTimeout, match=r"did not answer within 0\.1 s"):
             store.find("another", 0.05)
         resumed.set()
@@ -247,7 +279,7 @@ def test_rank_0_gets_a_failure_at_once_though_another_rank_is_stopped(job):
 
 def test_a_job_of_one_rank_opens_no_socket(job):
     with open_store(Place(0, 1, job), 1) as store:
-        check_works(store, store)
+        assert store.gather("values", 0, 1, b"0", 1) == b"[0]"
     assert job not in Path("/proc/net/unix").read_text()
 
 
@@ -326,8 +358,11 @@ def test_untrusted_peers_do_not_block_startup(job, caplog, monkeypatch, secret):
     "request_of_rank",
     [
         b"garbage",
-        encode("set"),
-        b'{"kind": "set"',
+        encode("gather", id=0, key="key", rank=0),
+        encode("gather", id=0, key="key", rank="no number", size=2),
+        encode("gather", id=0, key="key", rank=2, size=2),
+        encode("missing", id=0, key="key", size=1 << 60),
+        b'{"kind": "gather"',
         encode("get", id=0, key="key"),
         encode("get", key="key", wait=True),
         encode("abort", b"no error"),
@@ -459,7 +494,7 @@ def test_all_attributes_of_an_error_arrive_and_a_long_text_is_cut_with_a_sentenc
     ranks = [*range(20_000)]
     stores[0].abort(CollectiveTimeout("timed out: " + 100_000 * "x", got=ranks))
     with pytest.raises(CollectiveTimeout) as caught:
-        stores[1].find("never set", 20)
+        stores[1].gather("values", 1, 2, b"", 20)
     assert caught.value.got == ranks
     assert str(caught.value).startswith("timed out: xxx")
     assert str(caught.value).endswith("xxx … (this text was cut)")
@@ -477,19 +512,18 @@ def test_a_member_that_does_not_read_delays_nobody(stores):
     reading, idle = stores
     if isinstance(idle, HashStore):
         return
-    idle.set("key", bytes(1_000_000))
     for number in range(10):
-        idle.client.tell("get", id=-1, key="key", wait=False)
-        reading.set("key", bytes(1_000_000 + number))
-    assert len(reading.find("key", 20)) == 1_000_009  # the last one has arrived
-    assert len(idle.find("key", 20)) == 1_000_009
+        reading.set(f"key {number}", bytes(1_000_000 + number))
+        idle.client.tell("get", id=-1, key=f"key {number}", wait=False)
+    assert len(reading.find("key 9", 20)) == 1_000_009  # the last one has arrived
+    assert len(idle.find("key 9", 20)) == 1_000_009
 
 
 def test_the_second_startup_of_a_job_has_its_own_store(job, monkeypatch):
     monkeypatch.setattr("ringcomm.bootstrap.store._starts", itertools.count())
     for number in range(2):
         with open_store(Place(0, 2, job), 20) as store, join(f"{job}#{number}", 1, 2) as other:
-            store.set("key", b"%d" % number)
+            store.gather("key", 0, 1, b"%d" % number, 20)
             assert other.find("key", 20) == b"%d" % number
 
 
@@ -512,7 +546,6 @@ def test_rank_0_provides_descriptors_before_it_accepts_and_tells_the_others_if_i
 
 RANK_0 = """
 import sys
-from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.store import job_store
 from ringcomm.errors import PeerLost

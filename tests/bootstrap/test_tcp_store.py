@@ -14,7 +14,7 @@ from test_store import check_works
 
 import harness
 from harness.failures import until
-from harness.nodes import SECRET, store_server
+from harness.nodes import SECRET, StartClient, store_server
 from ringcomm import ArgumentError, CollectiveTimeout, PeerLost
 from ringcomm.bootstrap.client import Client, find_endpoint
 from ringcomm.bootstrap.place import Place
@@ -41,8 +41,8 @@ def join(address, job, rank, size, secret=SECRET, timeout=20):
     return client_of(Place(rank, size, job, secret, store=address), timeout)
 
 
-def client_of(place, timeout=20, session=None):
-    return Client(find_endpoint(place), session or place.job, place, timeout)
+def client_of(place, timeout=20):
+    return StartClient(find_endpoint(place), place.job, place, timeout)
 
 
 def connect(address):
@@ -186,13 +186,12 @@ def test_a_rank_joins_a_store_that_opens_later(job):
 
 def test_a_message_that_comes_in_pieces_delays_nobody(address, job):
     with join(address, job, 0, 3) as store, join(address, job, 1, 3) as other, join(address, job, 2, 3) as slow:
-        message = encode("set", b"value", key="slow")
+        message = encode("gather", b"value", key="slow", id=0, rank=0, size=1)
         framed = LENGTH.pack(len(message)) + message
-        for piece in framed:
+        for number, piece in enumerate(framed):
             socket.socket.send(slow._socket, bytes([piece]))
-            store.set("key", bytes([piece]))
-            while other.find("key", 20) != bytes([piece]):
-                pass
+            store.set(f"key {number}", bytes([piece]))
+            assert other.find(f"key {number}", 20) == bytes([piece])
         assert store.find("slow", 20) == b"value"
 
 
@@ -222,15 +221,13 @@ def test_starts_of_two_jobs_and_of_one_have_stores_of_their_own(address, job):
                 check_works(other, store)
 
 
-def test_the_store_of_the_members_keeps_the_first_proposal_and_what_present_members_have_set(address, job):
+def test_the_store_of_the_members_has_what_is_to_be_kept_and_what_present_members_have_set(address, job):
     places = [Place(rank, 2, job, SECRET, store=address) for rank in (0, 1, 1)]  # one connects twice
-    first, second, third = (client_of(place, session=MEMBERS) for place in places)
+    first, second, third = (Client(find_endpoint(place), MEMBERS, place, 20) for place in places)
     with third:
         with second:
             with first:
-                for store in (first, second, third):
-                    store.tell("propose", str(id(store)).encode(), key="decision")
-                    assert store.find("decision", 0) == str(id(first)).encode()
+                first.tell("keep", b"for good", key="kept")
                 first.set("here", b"")
                 first.set("both", b"")
                 second.set("both", b"")
@@ -238,7 +235,7 @@ def test_the_store_of_the_members_keeps_the_first_proposal_and_what_present_memb
             until(lambda: third.find("here") is None, "the key to go")
             assert third.find("both") == b""
         until(lambda: third.find("both") is None, "the key to go")
-        assert third.find("decision")
+        assert third.find("kept") == b"for good"
 
 
 def test_a_failed_start_stays_failed_for_ranks_that_come_later(address, job):

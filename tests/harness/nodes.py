@@ -8,6 +8,7 @@ import textwrap
 from contextlib import contextmanager
 
 from harness import pools
+from ringcomm.bootstrap.client import Client
 from ringcomm.bootstrap.server import Server
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.bootstrap.wire.tcp import TcpGate
@@ -29,16 +30,26 @@ sys.exit(main())
 PROGRAM = """
 import os, signal, sys, time
 from ringcomm.bootstrap.place import find_place
-from ringcomm.bootstrap.store import open_store
+from ringcomm.bootstrap.store import all_gather_facts, open_store
 
 place = find_place()
 rank, size = place.rank, place.size
 
 def exchange(value=None):
     with open_store(place, 20) as store:
-        store.set(str(rank), str(value or f"from {rank}").encode())
-        return [store.find(str(other), 20).decode() for other in range(size)]
+        return all_gather_facts(store, "values", rank, size, str(value or f"from {rank}"), 20)
 """
+
+
+class StartClient(Client):
+    """A rank in the store of a start, in which one rank alone gives each value."""
+
+    def set(self, key, value):
+        self.gather(key, 0, 1, value, 20)
+
+    def find(self, key, *how):
+        value = super().find(key, *how)
+        return value and value[1:-1]
 
 
 @contextmanager

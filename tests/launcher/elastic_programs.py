@@ -7,7 +7,7 @@ import ctypes, json, os, signal, sys, threading, time
 from pathlib import Path
 import numpy as np
 import ringcomm, ringcomm.elastic
-from ringcomm.bootstrap import facts
+from ringcomm.bootstrap import store
 
 rank, restarts, size = (int(os.environ[f"RINGCOMM_{name}"]) for name in ("RANK", "RESTARTS", "SIZE"))
 beside = Path(__file__).with_name

@@ -83,7 +83,7 @@ def test_a_rank_that_dies_once_it_has_connected_ends_grow_on_all(tmp_path):
     comm = ringcomm.init()
     comm = lose(comm)
     if rank == 2:
-        facts.all_gather_facts = lambda *_: die()
+        store.all_gather_facts = lambda *_: die()
     try:
         comm.grow()
     except ringcomm.PeerLost as error:
@@ -152,15 +152,15 @@ def test_ranks_agree_whether_they_have_grown(tmp_path):
     comm = ringcomm.init()
     if not restarts:
         comm = lose(comm)
-        exchange = facts.all_gather_facts
+        exchange = store.all_gather_facts
 
         def learns_of_a_loss(*arguments):
-            facts.all_gather_facts = exchange
+            store.all_gather_facts = exchange
             exchange(*arguments)  # which others leave without an error
             raise ringcomm.PeerLost("rank 1 was lost", rank=1)
 
         if rank == 2:
-            facts.all_gather_facts = learns_of_a_loss
+            store.all_gather_facts = learns_of_a_loss
         try:
             comm = comm.grow()
         except ringcomm.PeerLost:

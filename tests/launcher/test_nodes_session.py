@@ -2,9 +2,9 @@
 
 import pytest
 
-from ringcomm.bootstrap.session import CONNECTED, MemberStore
+from ringcomm.bootstrap.session import MemberStore
 from ringcomm.bootstrap.wire.framing import Frame
-from ringcomm.launcher.nodes import ALL_ENDED, NodeOptions, _Launchers
+from ringcomm.launcher.nodes import ENDED, NodeOptions, _Launchers
 
 
 @pytest.fixture
@@ -17,17 +17,17 @@ def session():
 
 
 def test_the_nodes_have_ended_once_the_last_one_has(session):
-    asked = [session.take(node, Frame("get", {"id": 0, "key": ALL_ENDED, "wait": True}, b"")) for node in range(3)]
+    asked = [session.take(node, Frame("get", {"id": 0, "key": ENDED, "wait": True}, b"")) for node in range(3)]
     assert asked == [[]] * 3
-    assert session.set("ended/0", b"") == session.set("ended/1", b"") == []
-    assert [peer for peer, _ in session.set("ended/2", b"")] == [0, 1, 2]
+    assert session.gather(ENDED, 0, 3, b"") == session.gather(ENDED, 1, 3, b"") == []
+    assert [peer for peer, _ in session.gather(ENDED, 2, 3, b"")] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("decision", [b"", b"the reason for which they have not", CONNECTED])
-def test_a_lost_launcher_ends_the_job_unless_its_ranks_have_connected(session, decision):
-    connected = decision == CONNECTED
-    if decision:
-        session._membership.propose("connected/job", decision)
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_lost_launcher_ends_the_job_unless_its_ranks_have_connected(session, connected):
+    session._membership.connected = connected
     session.lose(1, "has ended")
-    assert session.has("ended/1") == connected
+    for node in (0, 2):
+        session.gather(ENDED, node, 3, b"")
+    assert session.has(ENDED) == connected
     assert str(session.failure) == ("None" if connected else "the launcher of node 1 (host 1) has ended")

@@ -194,6 +194,17 @@ def test_a_launcher_says_for_which_nodes_it_waits(job, program):
     check_started(first, job.start(1, 1, program))
 
 
+def test_a_launcher_that_has_said_so_waits_until_one_deadline(job, program):
+    first = job.start(0, 1, program, "--start-timeout=1", patch="nodes.WARN_AFTER = 0.2")
+    status, _, err = finish(first)
+    assert status == 2
+    missing = "timed out: node 1 of 2 did not arrive within"
+    assert err.splitlines() == [
+        f"ringcomm WARNING: {missing} 0.2 s; waiting up to 1 s (--start-timeout)",
+        f"ringcomm run: {missing} 1 s",
+    ]
+
+
 def test_a_launcher_says_that_it_waits_for_node_0(job, program):
     second = job.start(1, 1, program, patch="nodes.WARN_AFTER = 0.1")
     node_0 = "the launcher of node 0 ({}:{})".format(*job.address)

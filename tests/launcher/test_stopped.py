@@ -118,7 +118,7 @@ if restarts == 1 and when == "in its start":
 if restarts == 1 and when == "with the plan":
     ringcomm.elastic.place_in = stop
 if restarts == 1 and when == "when it has connected":
-    facts.all_gather_facts = stop
+    store.all_gather_facts = stop
 comm = ringcomm.init(timeout=30)
 if restarts == 0:
     comm = lose(comm)

@@ -12,9 +12,8 @@ from collections.abc import Generator
 from contextlib import ExitStack, closing
 from typing import NamedTuple
 
-from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.start_errors import missing_connections, rank_in_job
-from ringcomm.bootstrap.store import Store
+from ringcomm.bootstrap.store import Store, all_gather_facts
 from ringcomm.bootstrap.wire.framing import MessageSocket
 from ringcomm.bootstrap.wire.handshake import MESSAGE_OF_HANDSHAKE, client_handshake
 from ringcomm.bootstrap.wire.peers import PeerServer

@@ -3,16 +3,16 @@
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from ringcomm.bootstrap.client import Meanwhile
 from ringcomm.bootstrap.descriptor_exchange import REPORT_TIMEOUT
-from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.place import Place, master_address
 from ringcomm.bootstrap.start_errors import rank_in_job
-from ringcomm.bootstrap.store import Store
+from ringcomm.bootstrap.store import Store, all_gather_facts
 from ringcomm.bootstrap.wire.keepalive import patience_with, probe
 from ringcomm.bootstrap.wire.tcp import local_address, loopback, unreachable
 from ringcomm.config import Config
@@ -82,11 +82,10 @@ class _HostStore:
         self._store, self._host, self.members = store, host, members
         self.server, self.place = store.server, store.place
 
-    def set(self, key: str, value: bytes) -> None:
-        self._store.set(f"host {self._host}/{key}", value)
-
-    def find(self, key: str, timeout: float, meanwhile: Callable[[], object] | None = None) -> bytes | None:
-        return self._store.find(f"host {self._host}/{key}", timeout, meanwhile)
+    def gather(
+        self, name: str, rank: int, size: int, fact: bytes, timeout: float, meanwhile: Meanwhile = None
+    ) -> bytes | list[int]:
+        return self._store.gather(f"host {self._host}/{name}", rank, size, fact, timeout, meanwhile)
 
     def abort(self, error: RingcommError) -> None:
         self._store.abort(error)

@@ -9,9 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ringcomm.bootstrap.facts import all_gather_facts
 from ringcomm.bootstrap.start_errors import format_ranks, missing_connections, rank_in_job
-from ringcomm.bootstrap.store import Store
+from ringcomm.bootstrap.store import Store, all_gather_facts
 from ringcomm.config import Config
 from ringcomm.errors import ArgumentError, RingcommError
 from ringcomm.native import check, ffi, lib

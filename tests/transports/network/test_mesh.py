@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
+from harness.failures import until
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout
 from ringcomm.bootstrap.store import HashStore
 from ringcomm.bootstrap.wire import tcp
@@ -19,7 +20,7 @@ from ringcomm.bootstrap.wire.framing import MessageSocket
 from ringcomm.bootstrap.wire.handshake import MESSAGE_OF_HANDSHAKE, client_handshake
 from ringcomm.bootstrap.wire.tcp import local_address, split_address
 from ringcomm.native import ffi
-from ringcomm.transports.network.mesh import connect_mesh
+from ringcomm.transports.network.mesh import ADDRESSES, connect_mesh
 from ringcomm.transports.network.start import _open_sockets
 
 TIMEOUT = 20.0
@@ -50,8 +51,8 @@ def start(pool, store, ranks, size, address=LOCAL, timeout=TIMEOUT, secret=SECRE
 
 
 def server_of(store, rank):
-    host, port = split_address(json.loads(store.find(f"mesh/{rank}", TIMEOUT)))
-    return host, port
+    until(lambda: rank in store._facts.get(ADDRESSES, ()), f"the address of rank {rank}")
+    return split_address(json.loads(store._facts[ADDRESSES][rank]))
 
 
 def connect(store, rank):
@@ -186,7 +187,7 @@ def test_a_process_that_knows_the_secret_must_be_a_higher_rank(store, pool, capl
 def test_a_rank_may_connect_again(store, pool):
     early = start(pool, store, [0], 3)
     with talk(connect(store, 0), secret_of(0), rank=1) as first:
-        store.set("mesh/2", b'""')  # no rank connects to the last one
+        store.gather(ADDRESSES, 2, 3, b'""', 0.0)  # no rank connects to the last one
         again = start(pool, store, [1], 3)
         assert first.recv(1) == b""
     finish(early + again + start(pool, store, [2], 3))
@@ -225,7 +226,8 @@ def test_a_rank_with_another_secret_is_refused_and_told(store, pool):
 
 def tell(store, address):
     """Publish the addresses of two ranks, that of rank 0 and any, as rank 0 does."""
-    store.set("mesh/table", json.dumps([address, ""]).encode())
+    for rank, each in enumerate([address, ""]):
+        store.gather(ADDRESSES, rank, 2, json.dumps(each).encode(), 0.0)
 
 
 @pytest.mark.parametrize(

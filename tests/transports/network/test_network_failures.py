@@ -184,11 +184,10 @@ def test_a_rank_that_does_not_connect_is_named(link, told, what):
     class Forgetful(HashStore):
         """Rank 1 tells where it is, perhaps its address, and is not heard of again."""
 
-        def set(self, key, value):
-            super().set(key, value)
-            name, _, rank = key.partition("/")
-            if name in told.split() and rank == "0":
-                super().set(f"{name}/1", value.replace(b'"0"', b'"1"'))
+        def gather(self, name, rank, size, fact, *how):
+            if name in told.split():
+                super().gather(name, 1, 2, fact.replace(b'"0"', b'"1"'), 0.0)
+            return super().gather(name, rank, size, fact, *how)
 
     config = Config(timeout=SHORT, host_id="0", link=link)
     error = raised(CollectiveTimeout, lambda: network.connect(0, 2, Forgetful(), config))
@@ -224,11 +223,11 @@ def test_an_address_that_other_machines_cannot_reach_is_refused_at_once(monkeypa
     class Elsewhere(HashStore):
         """Rank 1 is on another machine."""
 
-        def set(self, key, value):
-            super().set(key, value)
-            if key == "network/0":
-                facts = json.loads(value)
-                super().set("network/1", json.dumps(facts | {"host": ["another", None]}).encode())
+        def gather(self, name, rank, size, fact, *how):
+            if name == "network":
+                elsewhere = json.loads(fact) | {"host": ["another", None]}
+                super().gather(name, 1, 2, json.dumps(elsewhere).encode(), 0.0)
+            return super().gather(name, rank, size, fact, *how)
 
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     config = Config(timeout=PROMPT, link="sockets")
