@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -77,6 +78,11 @@ def _one_of(*known: str) -> Check:
             raise unknown(f"value of {what}", value, known)
 
     return check
+
+
+def _topology(what: str, value: Any) -> None:
+    if not isinstance(value, str) or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){2}", value, re.ASCII):
+        raise refuse(what, "NUMA nodes x caches x ranks, such as '2x4x8', or None", repr(value))
 
 
 def _log_level(what: str, value: Any) -> None:
@@ -193,6 +199,9 @@ class Config:
             CUDA graph, take kernels. None, the default: never. Not measured yet.
         oversubscribed: Whether ranks outnumber cores: then waiting ranks yield early. None, the default: detected at
             connect.
+        topology: A machine to play, of NUMA nodes x caches in each x ranks in each, such as "2x4x8", for the tree
+            through which many ranks pass small data: to try that tree on fewer cores. None, the default: the machine
+            that there is, and no tree where ranks outnumber cores.
         transport: The transport that connects the ranks, the same on all of them: "shm" on one machine, "mpi" or
             (without MPI) "network" between hosts, with shared memory inside each. None, the default: chosen from how
             the ranks were launched.
@@ -228,6 +237,7 @@ class Config:
     cma_bytes: int | None = _setting("cma_bytes", None, int, _whole(1))
     copy_engine_bytes: int | None = _setting("copy_engine_bytes", None, int, _whole(1))
     oversubscribed: bool | None = _setting("oversubscribed", None, {"0": False, "1": True}.__getitem__, _flag)
+    topology: str | None = _setting("topology", None, str, _topology)
     transport: str | None = _setting("transport", None, str, _name)
     algorithm: str | None = _setting("algorithm", None, str, _name)
     link_latency: float | None = _setting("link_latency", None, float, _positive("microseconds"))

@@ -71,6 +71,7 @@ typedef struct {
     uint64_t copy_engine_bytes; /* on GPUs copy engines move arrays of at least this size; 0: never; cuda/copies.cpp */
     double timeout;             /* seconds a call may take, unless the call says otherwise */
     uint64_t wake_ns;           /* what a sleeping rank takes to wake up; 0: unknown */
+    uint64_t tree_wait_ns;      /* how long a rank waits for its turn in the tree of small calls; 0: there is none */
     int32_t oversubscribed;     /* more ranks than cores: waiting ranks give the core away early */
 } rc_tuning;
 
@@ -167,10 +168,14 @@ int rc_cuda_args(const rc_cuda_shape* shape, const rc_cuda_call* call, void* arg
 uint64_t rc_world_bytes(int size, const rc_tuning* tuning);
 uint64_t rc_sub_bytes(int size, const rc_tuning* tuning);
 int rc_file_create(int* fd);
+/* Where a rank runs: ranks of one number share a NUMA node, a last-level cache; -1: unknown. */
+typedef struct {
+    int32_t node, cache;
+} rc_domain;
 /* Maps the arenas in `fd` (which stays the caller's), as `rank`. pids[i] and pidfds[i] (-1: none) belong to rank i.
  * Rank 0 must open before the others: it writes `nonce`, and the others read it to prove that they share memory. */
 int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pidfds, uint64_t nonce,
-                  const rc_tuning* tuning, rc_comm** comm);
+                  const rc_domain* domain, const rc_tuning* tuning, rc_comm** comm);
 /* What another process of this user does: the ranks of the group whose arena lies at `offset` in its file; at most
  * `most`. `size` is 0 if none lies there. In a group of several hosts these are the ranks of this one. */
 typedef struct {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ringcomm.machine.cgroup import groups, words
 
-__all__ = ["binding_denied", "cores", "cpu_quota", "describe", "outnumbered", "shares"]
+__all__ = ["binding_denied", "cores", "cpu_quota", "describe", "domain", "outnumbered", "played_domain", "shares"]
 
 
 def cores() -> set[int]:
@@ -66,6 +66,20 @@ def shares(available: Collection[int], ranks: int, root: Path = Path("/")) -> li
     units = list(physical.values()) if len(physical) >= ranks else [[core] for core in ordered]
     bounds = [rank * len(units) // ranks for rank in range(ranks + 1)]
     return [{core for unit in units[bounds[i] : bounds[i + 1]] for core in unit} for i in range(ranks)]
+
+
+def domain(available: Collection[int], root: Path = Path("/")) -> tuple[int, int]:
+    """Return the NUMA node and the last-level cache of these cores, each by a number; -1: unknown, or several."""
+    folders = [root / f"sys/devices/system/cpu/cpu{core}" for core in available]
+    nodes = {int(node.name[4:]) for folder in folders for node in folder.glob("node[0-9]*")}
+    caches = {_neighbors(folder)[0] for folder in folders}
+    return (nodes.pop() if len(nodes) == 1 else -1), (caches.pop() if len(caches) == 1 else -1)
+
+
+def played_domain(shape: str, rank: int) -> tuple[int, int]:
+    """Return the same for a rank of a machine of NUMA nodes x caches x ranks, such as 2x4x8, filled in order."""
+    _, caches, ranks = map(int, shape.split("x"))
+    return rank // (caches * ranks), rank // ranks
 
 
 def _neighbors(folder: Path) -> tuple[int, int]:

@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
+from math import prod
 from typing import Any, Self
 
 from ringcomm.bootstrap.descriptor_exchange import Exchanged, exchange_descriptors
@@ -13,7 +14,7 @@ from ringcomm.bootstrap.processes import is_stopped
 from ringcomm.bootstrap.start_errors import by_rank, rank_in_job
 from ringcomm.bootstrap.store import Store
 from ringcomm.config import Config
-from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost
+from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost, refuse
 from ringcomm.machine import memory, topology
 from ringcomm.machine.tuning import NEVER
 from ringcomm.native import NULL, check, ffi, lib
@@ -30,6 +31,8 @@ NEEDS_STORE = True
 
 MOST_ADDRESSES = 1 << 45  # of all heaps: a quarter of what a process has
 HUGE_PAGE = 2 << 20
+TREE_WAIT_NS = 10_000  # in which ranks that call in a loop reach each other; to read all records takes less
+PLAYED_TREE_WAIT_NS = 20_000_000  # where they take turns on few cores
 CMA_HUGE_BYTES = 2 << 20  # below, NumPy's arrays seldom lie in huge pages
 
 
@@ -144,13 +147,16 @@ def connect(rank: int, size: int, store: Store, config: Config) -> ShmTransport:
     """Find the other ranks through `store` and map the shared memory."""
     hello = {"version": VERSION, "cores": sorted(topology.cores()), "addresses": memory.addresses()}
     if rank == 0:
+        hello["topology"] = config.topology
         hello["tuning"] = {name: getattr(config, name, None) for name, _ in ffi.typeof("rc_tuning").fields}
     opened: list[ShmTransport] = []
 
     def open_world(joined: Exchanged) -> None:
         tuning, slot = ffi.new("rc_tuning *", joined.reply["tuning"]), ffi.new("rc_comm **")
+        played = joined.reply["topology"]
+        domain = topology.played_domain(played, rank) if played else topology.domain(topology.cores())
         nonce = joined.reply["nonce"]  # rank 0 maps first; that the others read it there proves that they share memory
-        check(lib.rc_world_open(joined.fd, rank, size, joined.pids, joined.pidfds, nonce, tuning, slot))
+        check(lib.rc_world_open(joined.fd, rank, size, joined.pids, joined.pidfds, nonce, [domain], tuning, slot))
         opened.append(ShmTransport(slot[0], rank, joined.pids, tuning))
 
     with exchange_descriptors(
@@ -166,6 +172,10 @@ def _answer(members: Sequence[int], hellos: list[dict[str, Any]]) -> tuple[dict[
     tuning = hellos[0]["tuning"]
     if tuning["oversubscribed"] is None:
         tuning["oversubscribed"] = topology.outnumbered([hello["cores"] for hello in hellos])
+    played = hellos[0]["topology"]
+    if played and prod(map(int, played.split("x"))) < len(hellos):
+        raise refuse("topology", f"room for {len(hellos)} ranks", repr(played))
+    tuning["tree_wait_ns"] = PLAYED_TREE_WAIT_NS if played else 0 if tuning["oversubscribed"] else TREE_WAIT_NS
     tuning["copy_engine_bytes"] = tuning["copy_engine_bytes"] or 0  # None: never
     tuning["nontemporal_bytes"] = tuning["nontemporal_bytes"] or 0  # None: each rank measures
     cma_bytes = tuning["cma_bytes"]
@@ -179,7 +189,7 @@ def _answer(members: Sequence[int], hellos: list[dict[str, Any]]) -> tuple[dict[
     tuning["wake_ns"] = _wake_ns([hello["cores"] for hello in hellos])
     fd = ffi.new("int *")
     check(lib.rc_file_create(fd))
-    return {"tuning": tuning, "nonce": secrets.randbits(64)}, fd[0]
+    return {"tuning": tuning, "nonce": secrets.randbits(64), "topology": played}, fd[0]
 
 
 def _wake_ns(cores: list[list[int]]) -> int:

@@ -40,7 +40,9 @@ def test_arguments_override_the_environment(monkeypatch):
 @pytest.mark.parametrize("field", dataclasses.fields(Config), ids=lambda field: field.name)
 def test_every_field_reads_the_variable_of_its_own_name(field, monkeypatch):
     default = getattr(Config(), field.name)
-    text = {"kernels": "avx2", "log": "debug", "segment_bytes": "64", "link": "ucx"}.get(field.name, "1")
+    text = {"kernels": "avx2", "log": "debug", "segment_bytes": "64", "link": "ucx", "topology": "1x1x1"}.get(
+        field.name, "1"
+    )
     monkeypatch.setenv(PREFIX + field.name.upper(), text)
     assert str(getattr(Config(), field.name)) in (text, "1.0", "True")
     monkeypatch.setenv(PREFIX + field.name.upper(), "")

@@ -79,5 +79,20 @@ def test_shares_are_neighbors_in_a_cache_and_whole_physical_cores(eight, availab
     assert topology.shares(available, ranks, eight) == expected
 
 
+def test_a_domain_is_the_node_and_the_cache_of_all_cores(eight):
+    for core in range(8):
+        (eight / f"sys/devices/system/cpu/cpu{core}/node{core // 4}").mkdir()
+    first = topology.domain({0}, eight)
+    assert first[0] == 0
+    assert topology.domain({4}, eight)[0] == 1
+    assert topology.domain(range(8), eight) == (-1, -1)
+    assert topology.domain({0, 1}, eight) in [first, (0, -1)]
+
+
+def test_a_played_machine_is_filled_in_order():
+    found = [topology.played_domain("2x2x4", rank) for rank in (0, 3, 4, 8, 15)]
+    assert found == [(0, 0), (0, 0), (0, 1), (1, 2), (1, 3)]
+
+
 def test_shares_of_cores_of_which_nothing_is_known(tmp_path):
     assert topology.shares({3, 5, 8}, 2, tmp_path) == [{3}, {5, 8}]

@@ -34,6 +34,8 @@ inline std::atomic<int> failures{0};
         }                                                                                                          \
     } while (0)
 
+constexpr rc_domain NOWHERE{-1, -1};
+
 // How ranks access each other's private memory. As threads of one process they could always do so directly.
 enum Access { STAGED, DIRECT, CMA };
 
@@ -52,6 +54,7 @@ inline rc_tuning small_tuning(Access access = STAGED) {
             .copy_engine_bytes = 0,
             .timeout = 60.0,
             .wake_ns = 0,
+            .tree_wait_ns = 0,
             .oversubscribed = 1};
 }
 
@@ -61,13 +64,18 @@ inline rc_tuning impatient() {
     return tuning;
 }
 
-inline void in_world(int size, const rc_tuning& tuning, const std::function<void(rc_comm*, int)>& body) {
+// `domains`: where each rank runs; empty: that is not known.
+inline void in_world(int size, const rc_tuning& tuning, const std::function<void(rc_comm*, int)>& body,
+                     const std::vector<rc_domain>& domains = {}) {
     int fd;
     DO(rc_file_create(&fd));
     const std::vector<int64_t> pids(size, getpid());
     const std::vector<int> pidfds(size, -1);
     std::vector<rc_comm*> comms(size);
-    for (int r = 0; r < size; ++r) DO(rc_world_open(fd, r, size, pids.data(), pidfds.data(), 4711, &tuning, &comms[r]));
+    for (int r = 0; r < size; ++r) {
+        const rc_domain* domain = domains.empty() ? &NOWHERE : &domains[r];
+        DO(rc_world_open(fd, r, size, pids.data(), pidfds.data(), 4711, domain, &tuning, &comms[r]));
+    }
     close(fd);
     std::vector<std::thread> ranks;
     for (int r = 0; r < size; ++r) {

@@ -60,12 +60,13 @@ int rc_file_create(int* fd) {
 }
 
 int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pidfds, uint64_t nonce,
-                  const rc_tuning* tuning, rc_comm** comm) {
+                  const rc_domain* domain, const rc_tuning* tuning, rc_comm** comm) {
     return guarded([&] {
         check_size(size);
         check_rank("rank", rank, 0, size);
         check_pointer("pids", pids);
         check_pointer("pidfds", pidfds);
+        check_pointer("domain", domain);
         check_tuning(tuning);
         check_pointer("comm", comm);
         check_fits(rc_world_bytes(size, tuning));
@@ -79,6 +80,8 @@ int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pi
         auto opened =
             std::make_unique<Comm>(world, GroupMemory{arena, members}, std::vector<GroupMemory>{}, rank, *tuning);
         opened->ensure_ready();
+        arena->rank(rank).node.store(domain->node);
+        arena->rank(rank).cache.store(domain->cache);
         GroupHeader& group = arena->group();
         if (rank == 0) {
             group.file_end.store(end);

@@ -1,6 +1,7 @@
 // The fused collectives that are one exchange each, and the dispatch to all.
 #include "core/collectives.h"
 #include "collectives/exchange.h"
+#include "collectives/tree.h"
 
 namespace ringcomm {
 
@@ -9,7 +10,8 @@ namespace {
 constexpr uint64_t REFRESH = uint64_t{1} << 32;  // calls
 
 void barrier(CollectiveOp& op) {
-    if (op.start(0, [] {})) op.await_starts();
+    if (!op.start(0, [] {}) || TreePass(op, 0, 0).run([](auto, auto) {})) return;
+    op.await_starts();
 }
 
 // What the root copies of a block between it and another rank, where both could: an n-th makes the shares of all ranks
@@ -100,6 +102,22 @@ bool gather_directly(CollectiveOp& op, DirectAccess& direct, const Blocks& block
         if (rest) op.copy_out(direct.target(root) + blocks.offset(op.rank) + done, call.source + done, rest);
     }
     return true;
+}
+
+// Small blocks of many ranks, which the tree may bring.
+void all_gather_one_shot(CollectiveOp& op) {
+    const CallRecord& call = op.call;
+    const size_t block = call.bytes();
+    const auto join = [&](const void** sources, std::byte* result) {
+        for (int p = 0; p < op.size; ++p) memmove(result + p * block, sources[p], block);
+    };
+    if (!op.start(block, [&] { op.copy_in(op.staging(op.rank, 0, block), call.source, block); })) return;
+    if (TreePass(op, block, op.size * block).run(join)) return;
+    op.await_starts(block);
+    const void** sources = op.comm.sources.data();
+    for (int p = 0; p < op.size; ++p) sources[p] = p == op.rank ? call.source : op.staging(p, 0, block);
+    join(sources, call.target);
+    op.set_path(RC_PATH_ONE_SHOT);
 }
 
 // gather and all_gather differ only in the readers.
@@ -248,7 +266,7 @@ void run(CollectiveOp& op) {
         case RC_ALL_REDUCE: return reduce_to(op, ALL_RANKS);
         case RC_GATHER: return gather(op, call.root);
         case RC_SCATTER: return scatter(op);
-        case RC_ALL_GATHER: return gather(op, ALL_RANKS);
+        case RC_ALL_GATHER: return TreePass::fits(op.comm, call) ? all_gather_one_shot(op) : gather(op, ALL_RANKS);
         case RC_REDUCE_SCATTER: return reduce_scatter(op);
         case RC_ALL_TO_ALL: return all_to_all(op);
         default: throw Failure(RC_SYSTEM, format("%s has no implementation", call_name(call.collective)), op.rank);

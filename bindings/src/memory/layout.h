@@ -59,6 +59,14 @@ struct alignas(LINE) StartRecord {
 static_assert(offsetof(StartRecord, payload) == RECORD_HEAD,
               "up to 32 bytes the small path reads one cache line per peer");
 
+// What a rank passes on in the tree of its group, up or down: see collectives/tree.h.
+constexpr size_t RELAY_BYTES = LINE - sizeof(Flag) - sizeof(Signature);
+struct alignas(LINE) Relay {
+    Flag epoch;
+    Signature signature;
+    std::byte payload[RELAY_BYTES];
+};
+
 // The futex word on which a rank sleeps; doorbell.h defines `sleeper`. A publisher makes no system call unless a thread
 // sleeps.
 struct alignas(LINE) Doorbell {
@@ -70,12 +78,14 @@ enum RankState : uint32_t { RANK_OPEN = 0, RANK_CLOSED = 1 };
 
 struct RankHeader {
     StartRecord records[RECORDS];
-    alignas(LINE) Flag staged;      // position of the last chunk that this rank staged
-    alignas(LINE) Flag reduced;     // … whose segment it reduced
-    alignas(LINE) Flag collected;   // … that it took from its peers
-    alignas(LINE) Flag finished;    // last epoch this rank has fully completed
-    std::atomic<int32_t> core;      // in the arena of the world: where this rank was seen last, plus 1; 0: unknown
-    std::atomic<uint64_t> yielded;  // likewise: when it last yielded that core, ns
+    Relay up[2], down[2];              // of call `epoch & 1`
+    alignas(LINE) Flag staged;         // position of the last chunk that this rank staged
+    alignas(LINE) Flag reduced;        // … whose segment it reduced
+    alignas(LINE) Flag collected;      // … that it took from its peers
+    alignas(LINE) Flag finished;       // last epoch this rank has fully completed
+    std::atomic<int32_t> core;         // in the arena of the world: where this rank was seen last, plus 1; 0: unknown
+    std::atomic<int32_t> node, cache;  // likewise: its Domain
+    std::atomic<uint64_t> yielded;     // likewise: when it last yielded that core, ns
     std::atomic<uint32_t> accesses_peers;  // 1 while this rank may access buffers of its peers
     alignas(
         LINE) std::atomic<uint32_t> state;  // all ranks read it in every send, so no word that changes shares its line
@@ -106,8 +116,8 @@ struct SharedFailure {
     rc_error error;
 };
 
-// By which `ringcomm top`, perhaps of another version, knows an arena: "ringcom4". The digit changes with the layout.
-constexpr uint64_t ARENA_MAGIC = 0x346d6f63676e6972;
+// By which `ringcomm top`, perhaps of another version, knows an arena: "ringcom5". The digit changes with the layout.
+constexpr uint64_t ARENA_MAGIC = 0x356d6f63676e6972;
 
 struct alignas(PAGE) GroupHeader {
     std::atomic<uint64_t> magic;
@@ -119,8 +129,8 @@ struct alignas(PAGE) GroupHeader {
     SharedFailure failure;
 };
 
-static_assert(offsetof(GroupHeader, failure) == 48 && sizeof(RankHeader) == 107520 &&
-                  offsetof(RankHeader, flight) == 41856 && sizeof(FlightBetweenHosts) == 65792,
+static_assert(offsetof(GroupHeader, failure) == 48 && sizeof(RankHeader) == 108032 &&
+                  offsetof(RankHeader, flight) == 42368 && sizeof(FlightBetweenHosts) == 65792,
               "the layout has moved: change ARENA_MAGIC");
 
 struct alignas(LINE) Packet {

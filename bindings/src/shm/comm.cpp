@@ -81,6 +81,23 @@ Access Comm::access() {
     return *access_;
 }
 
+const RankTree* Comm::tree() {
+    if (!tree_) {
+        tree_.emplace();
+        if (tuning().tree_wait_ns) {
+            std::vector<Domain> domains;
+            for (const int member : group_.members) {
+                const RankHeader& of = world->arena->rank(member);
+                domains.push_back({of.node.load(), of.cache.load()});
+            }
+            auto tree = std::make_unique<RankTree>(domains);
+            // One-shot reads as many lines one after another as there are peers.
+            if (tree->critical_lines() < size - 1) *tree_ = std::move(tree);
+        }
+    }
+    return tree_->get();
+}
+
 std::shared_ptr<std::byte> Comm::resolve(uint64_t location) {
     try {
         auto address = world->heaps.resolve(location);

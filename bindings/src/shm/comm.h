@@ -1,11 +1,14 @@
 // A communicator in shared memory, on one rank: the arena of the group and its first failure.
 #pragma once
 
+#include <algorithm>
+
 #include "core/peer_group.h"
 #include "core/stores.h"
 #include "kernels/cpu/kernels.h"
 #include "memory/doorbell.h"
 #include "memory/regions.h"
+#include "shm/rank_tree.h"
 #include "shm/world.h"
 
 namespace ringcomm {
@@ -16,6 +19,23 @@ constexpr size_t TILE_BYTES = 16 << 10;  // stays in the first-level cache while
 struct GroupMemory {
     std::shared_ptr<Arena> arena;
     std::vector<int> members;
+};
+
+// Whether to try the tree: after a call in which it came to nothing not in the next 2, then 4, at most 64.
+class TreeAttempts {
+public:
+    bool is_due() {
+        if (left_out_ == 0) return true;
+        --left_out_;
+        return false;
+    }
+    void end(bool done) {
+        pause_ = done ? 1 : std::min(2 * pause_, 64);
+        left_out_ = done ? 0 : pause_;
+    }
+
+private:
+    int pause_ = 1, left_out_ = 0;  // calls
 };
 
 class Comm final : public PeerGroup {
@@ -105,6 +125,11 @@ public:
 
     uint64_t verified = 0;  // the last call of which the records of all ranks have been compared
 
+    // Through which small data goes; nullptr: each rank reads that of all. In a call, because all ranks have published
+    // their domains then.
+    const RankTree* tree();
+    TreeAttempts tree_attempts;
+
     // Scratch memory of the one collective that may run.
     std::vector<const void*> sources;
     std::vector<std::byte> tile;
@@ -123,6 +148,7 @@ private:
     std::mutex allocation_mutex_;
     std::atomic<bool> allocated_{false};
     std::optional<Access> access_;
+    std::optional<std::unique_ptr<RankTree>> tree_;
 };
 
 // The value of a flag after `chunk` chunks of call `epoch`. It wraps around after 2^40 calls, so positions are compared

@@ -37,6 +37,12 @@ int main([[maybe_unused]] int count, [[maybe_unused]] char** words) {
             DO(run(comm, RC_REDUCE, data.data(), rank ? nullptr : data.data(), data.size()));
         }
     });
+    rc_tuning in_tree = small_tuning();
+    in_tree.tree_wait_ns = 20'000'000;
+    in_world(16, in_tree, [](rc_comm* comm, int) {
+        std::vector<int> data(40);
+        for (int i = 0; i < 20; ++i) DO(run(comm, RC_ALL_REDUCE, data.data(), data.data(), data.size()));
+    });
     for (const Access access : {STAGED, DIRECT}) in_world(3, small_tuning(access), messages);
     printf("test_races: done\n");
 }

@@ -74,7 +74,7 @@ void check_queued_data() {
     const int64_t pids[] = {getpid(), getpid()};
     const int pidfds[] = {-1, -1};
     rc_comm* comms[2];
-    for (int r = 0; r < 2; ++r) DO(rc_world_open(fd, r, 2, pids, pidfds, 4711, &tuning, &comms[r]));
+    for (int r = 0; r < 2; ++r) DO(rc_world_open(fd, r, 2, pids, pidfds, 4711, &NOWHERE, &tuning, &comms[r]));
     close(fd);
     Gpu gpu(comms[0]);
     const auto connected = ringcomm_emulated_pinned_bytes();

@@ -69,7 +69,8 @@ inline void on_hosts(const std::string& layout, const rc_tuning& tuning,
         const std::vector<int64_t> pids(number, getpid());
         const std::vector<int> pidfds(number, -1);
         for (int i = 0; i < number; ++i) {
-            DO(rc_world_open(fd, i, number, pids.data(), pidfds.data(), 4711, &tuning, &ranks[here[i]].local));
+            DO(rc_world_open(fd, i, number, pids.data(), pidfds.data(), 4711, &NOWHERE, &tuning,
+                             &ranks[here[i]].local));
         }
         close(fd);
     }

@@ -1,0 +1,47 @@
+// The tree through which many ranks of one machine pass small data (collectives/tree.cpp): ranks that share a cache
+// under one of them, these under one of their NUMA node, these under the root; no rank over more than FANOUT others of
+// a level.
+//
+// Open MPI's XHC builds such hierarchies: Katevenis, Sandstrom et al., "A framework for hierarchical single-copy MPI
+// collectives on multicore nodes", IEEE CLUSTER 2022.
+#pragma once
+
+#include <vector>
+
+namespace ringcomm {
+
+// Where a rank runs; -1: unknown, or in more than one.
+struct Domain {
+    int node, cache;
+
+    bool operator==(const Domain&) const = default;
+};
+
+class RankTree {
+public:
+    static constexpr int FANOUT = 8;  // an estimate: the lines of so many ranks arrive side by side
+
+    explicit RankTree(const std::vector<Domain>& domains);  // of each rank
+
+    int parent(int r) const { return parents_[r]; }  // -1: r is the root
+    const std::vector<int>& children(int r) const { return children_[r]; }
+    // r, then the subtrees of its children.
+    const std::vector<int>& subtree(int r) const { return subtrees_[r]; }
+    // How many cache lines arrive one after another, from the last start record to the last result.
+    int critical_lines() const { return critical_up(0) + depth(0); }
+
+private:
+    using Ranks = std::vector<int>;
+
+    // Puts ranks under the first of them, which is returned: by node, by cache, then FANOUT at a time.
+    int connect(const Ranks& ranks, const std::vector<Domain>& domains, int Domain::* level);
+    int connect(const Ranks& ranks);
+    void collect(int r);
+    int critical_up(int r) const;
+    int depth(int r) const;
+
+    std::vector<int> parents_;
+    std::vector<Ranks> children_, subtrees_;
+};
+
+}  // namespace ringcomm
