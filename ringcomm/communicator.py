@@ -466,9 +466,11 @@ class Communicator:
                     self._job.leave(self)
 
     def check(self) -> None:
-        """Raise the first failure of the communicator, if any, else the error of a call whose work was dropped."""
+        """Raise the first failure of the communicator, if any, else a mismatch that no call has raised yet."""
         self._pending.release_ended()
         self._transport.check()
+        self._transport.check_calls()
+        self._transport.check_dropped()
 
     def synchronize(self) -> None:
         """Wait until the launched calls on GPU arrays have ended, and raise the first failure, if any.
@@ -476,6 +478,7 @@ class Communicator:
         Not collective. What a replay of a CUDA graph does is not waited for, but its failure is raised, too.
         """
         self._transport.synchronize()
+        self.check()
 
     def report(self, calls: int = 3) -> str:
         """Print the last `calls` calls of every rank, at most 1023, and what each rank waits for. Returns the text."""

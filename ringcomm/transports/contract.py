@@ -158,9 +158,19 @@ class Transport(ABC):
         rank = error.rank if known else -1  # of another group: the text says which
         check(lib.rc_abort(self.handle, STATUS[type(error)], rank, text.encode(errors="backslashreplace")))
 
+    def confirm(self, timeout: float) -> None:
+        """Before a further part of a call, wait until all ranks have made the part before, the last collective.
+
+        Raises MismatchError if they have called different things; then the call is over on all ranks.
+        """
+        check(lib.rc_confirm(self.handle, timeout))
+
     def check(self) -> None:
         """Raise the first failure of the group, if any."""
         check(lib.rc_check(self.handle))
+
+    def check_calls(self) -> None:
+        """Raise the mismatch of a call that had returned before it was known, once."""
         check(lib.rc_check_calls(self.handle))
 
     def check_dropped(self) -> None:

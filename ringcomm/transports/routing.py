@@ -36,11 +36,8 @@ class RoutingTransport:
         self.name, self.rank, self.size, self.timeout = host.name, host.rank, host.size, host.timeout
         self.handle, self.fast_path = host.handle, host.fast_path
         self.fail, self.path, self.report, self.rank_reports = host.fail, host.path, host.report, host.rank_reports
-        self.recorded, self.shrink, self.shared_arrays = (
-            host.recorded,
-            host.shrink,
-            host.shared_arrays,
-        )
+        self.recorded, self.shrink, self.shared_arrays = host.recorded, host.shrink, host.shared_arrays
+        self.confirm, self.check_calls = host.confirm, host.check_calls
         self._host = host
         self.fused: Mapping[str, Fused] = {name: self._fused(name) for name in COLLECTIVES}
         self._group: CudaGroup | None = None
@@ -258,13 +255,14 @@ class RoutingTransport:
     def synchronize(self) -> None:
         self._staged.drain()
         self._finish()
-        self.check()
 
     def check(self) -> None:
         if self._group:
             self._group.poll()
             self._group.check()
         self._host.check()
+
+    def check_dropped(self) -> None:
         self._host.check_dropped()
         self._staged.check_dropped()
 

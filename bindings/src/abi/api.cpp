@@ -132,6 +132,14 @@ int rc_check_calls(rc_comm* comm) {
     return enter(comm, [&](const EntryGuard& entry) { entry.group().returned_failure.check(); });
 }
 
+int rc_confirm(rc_comm* comm, double timeout) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        check_seconds("timeout", timeout);
+        reject_in_signal_handler(entry.group());
+        entry->collectives.confirm(timeout);
+    });
+}
+
 int rc_check_dropped(rc_comm* comm) {
     return enter(comm, [&](const EntryGuard& entry) { entry.group().dropped_failure.check(); });
 }
