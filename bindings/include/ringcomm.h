@@ -211,7 +211,8 @@ int rc_close(rc_comm* comm);
 void rc_free(rc_comm* comm);
 /* RC_OK while the communicator is usable, else the first failure. */
 int rc_check(rc_comm* comm);
-/* RC_OK, or a mismatch of an earlier call that this rank has found and not returned yet. */
+/* RC_OK, or a mismatch of an earlier call that this rank has found and not returned yet. This and the next one are
+ * RC_OK once the communicator is broken. */
 int rc_check_calls(rc_comm* comm);
 /* RC_OK, or the failure of a call whose work was dropped: see rc_work_drop. */
 int rc_check_dropped(rc_comm* comm);

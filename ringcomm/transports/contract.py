@@ -177,6 +177,12 @@ class Transport(ABC):
         """Raise the error of a call whose work was dropped, once."""
         check(lib.rc_check_dropped(self.handle))
 
+    def check_before_close(self) -> None:
+        """Raise what `close` would, while the flight record can be read, for a dump; nothing if it is closed."""
+        for kept in (lib.rc_check_calls, lib.rc_check_dropped):
+            status = kept(self.handle)
+            check(status if status != lib.RC_CLOSED else lib.RC_OK)
+
     def lost(self) -> list[int]:
         """Return the ranks that have died or closed."""
         lib.rc_check(self.handle)  # what has come from other hosts

@@ -43,7 +43,7 @@ class RoutingTransport:
         self._group: CudaGroup | None = None
         self._gpu_messages: GpuMessages | None = None
         self._coalesces_messages = False
-        self._unraised: RingcommError | None = None  # of what was in flight, for the end of close()
+        self._unraised: RingcommError | None = None  # for the end of close()
         self._local = host.as_local  # None once its GPUs prove unable to access each other
         self._connecting = threading.Lock()
         self._staged = StagedCalls(host)
@@ -225,16 +225,21 @@ class RoutingTransport:
         return self._host.run_on_all(name, action, timeout)
 
     def close(self) -> bool:
+        try:
+            self._host.check_before_close()
+        except RingcommError as error:
+            self._unraised = self._unraised or error
         if self._group:
             if not self._group.close():
                 return False
             self.fast_path.disconnect_gpus()
-            self._unraised = self._group.unraised
+            self._unraised = self._unraised or self._group.unraised
         self._group = None
         self._use_gpus(False)
         self._staged.stop()
         if self._gpu_messages:
-            self._unraised = self._gpu_messages.close() or self._unraised
+            lost = self._gpu_messages.close()
+            self._unraised = self._unraised or lost
         closed = True  # also where it raises, because messages are lost
         try:
             closed = self._host.close()

@@ -128,9 +128,14 @@ int rc_check(rc_comm* comm) {
     });
 }
 
-int rc_check_calls(rc_comm* comm) {
-    return enter(comm, [&](const EntryGuard& entry) { entry.group().returned_failure.check(); });
+// A group that has failed has only that failure.
+static int check_kept(rc_comm* comm, KeptFailure PeerGroup::* kept) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        if (!entry.group().has_failed()) (entry.group().*kept).check();
+    });
 }
+
+int rc_check_calls(rc_comm* comm) { return check_kept(comm, &PeerGroup::returned_failure); }
 
 int rc_confirm(rc_comm* comm, double timeout) {
     return enter(comm, [&](const EntryGuard& entry) {
@@ -140,9 +145,7 @@ int rc_confirm(rc_comm* comm, double timeout) {
     });
 }
 
-int rc_check_dropped(rc_comm* comm) {
-    return enter(comm, [&](const EntryGuard& entry) { entry.group().dropped_failure.check(); });
-}
+int rc_check_dropped(rc_comm* comm) { return check_kept(comm, &PeerGroup::dropped_failure); }
 
 int rc_last_path(rc_comm* comm, int* path, uint64_t* chunks) {
     return enter(comm, [&](const EntryGuard& entry) {
