@@ -1,5 +1,6 @@
 """The communicator checks and shapes the arguments of every call; one call of the transport does the rest."""
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -16,7 +17,7 @@ from ringcomm import objects
 from ringcomm.arrays.adapters import ADAPTERS, check_disjoint, checked_output, dtype_of, find_device
 from ringcomm.bootstrap.place import Place
 from ringcomm.devices.device import Device
-from ringcomm.errors import Aborted, ArgumentError, RingcommError, describe_error, integer, refuse
+from ringcomm.errors import Aborted, ArgumentError, MismatchError, RingcommError, describe_error, integer, refuse
 from ringcomm.native import NULL, check, failure_observers, lib, seconds
 from ringcomm.pending import PendingCalls, PendingWork, SendRecvPending
 from ringcomm.shapes import Shapes, check_shape
@@ -30,6 +31,8 @@ from ringcomm.types import COLLECTIVES, PremulSum, reduction
 from ringcomm.work import Work
 
 __all__ = ["Communicator", "open_transports"]
+
+log = logging.getLogger("ringcomm")
 
 Op = str | PremulSum
 ANY = -1  # the peer of a recv from any source
@@ -350,8 +353,7 @@ class Communicator:
         shrunk = Communicator(transport, self._job, self._place)
         if self._job:
             self._job.resume(shrunk, left_out_pids)
-        with suppress(RingcommError):  # messages that were lost
-            self.close()
+        self._close_replaced()
         return shrunk
 
     def grow(self, *, timeout: float | None = None) -> "Communicator":
@@ -371,8 +373,7 @@ class Communicator:
             grown = self._job.grow(self._transport, self.timeout if timeout is None else seconds(timeout))
         if grown is None:
             return self
-        with suppress(RingcommError):  # messages that were lost: all others have grown as well
-            self.close()
+        self._close_replaced()
         return grown
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike, device: str = "host") -> Any:
@@ -466,9 +467,11 @@ class Communicator:
                     self._job.leave(self)
 
     def check(self) -> None:
-        """Raise the first failure of the communicator, if any, else the error of a call whose work was dropped."""
+        """Raise the first failure of the communicator, if any, else a mismatch that no call has raised yet."""
         self._pending.release_ended()
         self._transport.check()
+        self._transport.check_calls()
+        self._transport.check_dropped()
 
     def synchronize(self) -> None:
         """Wait until the launched calls on GPU arrays have ended, and raise the first failure, if any.
@@ -476,6 +479,7 @@ class Communicator:
         Not collective. What a replay of a CUDA graph does is not waited for, but its failure is raised, too.
         """
         self._transport.synchronize()
+        self.check()
 
     def report(self, calls: int = 3) -> str:
         """Print the last `calls` calls of every rank, at most 1023, and what each rank waits for. Returns the text."""
@@ -484,6 +488,15 @@ class Communicator:
         return text
 
     # --- Helpers ------------------------------------------------------------------------------------------------------
+
+    def _close_replaced(self) -> None:
+        """Close, and raise nothing: the other ranks go on in the communicator that replaces this one."""
+        try:
+            self.close()
+        except MismatchError as error:
+            log.warning("of the communicator that was replaced: %s", error)
+        except RingcommError:  # messages that were lost
+            pass
 
     def _collective(
         self,

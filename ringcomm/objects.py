@@ -1,10 +1,13 @@
 """Collectives of Python objects, on top of those of arrays.
 
 An object travels pickled in a record of fixed size; only if some object is longer a second call moves the bytes of all.
-In a gather only the root waits for the others. A rank with a longer object first awaits them too, since their calls may
-differ, and then sends it, as a message that no receive of the program matches.
+In a gather a longer object follows as a message, which no receive of the program matches.
 The large arrays in an object that is broadcast are not pickled: each is broadcast by itself, into its final place.
 The fast path makes the first call as a whole: it pickles the objects into records, and unpickles those that come.
+
+Records that go from the root or to it do not wait for all ranks, whose calls may differ. So before a further part a
+rank confirms that all have made the one before: else it would go on alone, and stay a call ahead of the others. For the
+same reason the mismatch of an earlier call is raised only after the last part.
 """
 
 import pickle
@@ -48,25 +51,32 @@ class Unfinished(NamedTuple):
     sizes: list[int]  # of the objects for this rank; on a rank of a gather that is not the root, of its own
 
 
-# What the fast path and `_exchange_records` return: the result, and None; or None, and the fields of an Unfinished.
-Outcome = tuple[Any, tuple[list[Any], BaseException | None, list[int]] | None]
+# What the fast path and `_exchange_records` return: the result, and None; or None, and the fields of an Unfinished; and
+# whether a mismatch of an earlier call is to be raised.
+Outcome = tuple[Any, tuple[list[Any], BaseException | None, list[int]] | None, bool]
 
 # `comm` is a Communicator; its methods document these functions.
 
 
 def broadcast(comm: Any, obj: Any, root: int, timeout: float | None = None, codec: Codec = PICKLE) -> Any:
+    sent, is_root = obj, comm.rank == root
     outcome: Outcome = comm.fast_path.broadcast_object(obj, root, codec, timeout)
     if outcome is NotImplemented:
-        if comm.rank == root and codec.leaves_buffers_out and has_large_array(obj):
-            return _broadcast_apart(comm, obj, root, timeout, codec)
-        outcome = _exchange_records(comm, "broadcast", [obj], root, timeout, codec)
-    found, rest = outcome
+        if is_root and codec.leaves_buffers_out and has_large_array(obj):
+            sent = _Apart(obj)
+        outcome = _exchange_records(comm, "broadcast", [sent], root, timeout, codec)
+    found, rest, late = outcome
     if rest is not None:
         data, (size,) = _check_pickled(comm, rest, root)
-        content = _array(data[0]) if comm.rank == root else np.empty(size, np.uint8)
-        comm.broadcast(content, root, timeout=timeout)
-        found = obj if comm.rank == root else codec.loads(content)
-    return _joined(comm, found, root, timeout) if type(found) is _Head else found
+        content = _array(data[0]) if is_root else np.empty(size, np.uint8)
+        late = _broadcast_part(comm, content, root, timeout)
+        found = sent if is_root else codec.loads(content)
+    if isinstance(found, (_Apart, _Head)):
+        for each in found.buffers:
+            late = _broadcast_part(comm, each, root, timeout)
+        found = found.whole()
+    _raise_late(comm, late)
+    return found
 
 
 def all_gather(comm: Any, obj: Any, timeout: float | None = None, codec: Codec = PICKLE) -> list[Any]:
@@ -74,8 +84,9 @@ def all_gather(comm: Any, obj: Any, timeout: float | None = None, codec: Codec =
     outcome: Outcome = comm.fast_path.all_gather_object(obj, codec, timeout)
     if outcome is NotImplemented:
         outcome = _exchange_records(comm, "all_gather", [obj], 0, timeout, codec)
-    found, rest = outcome
+    found, rest, late = outcome
     if rest is None:
+        _raise_late(comm, late)
         return found
     data, sizes = _check_pickled(comm, rest)
     return _unpickled(comm.all_gather(_array(data[0]), counts=sizes, timeout=timeout), sizes, codec)
@@ -86,12 +97,15 @@ def gather(comm: Any, obj: Any, root: int, timeout: float | None = None, codec: 
     outcome: Outcome = comm.fast_path.gather_object(obj, root, codec, timeout)
     if outcome is NotImplemented:
         outcome = _exchange_records(comm, "gather", [obj], root, timeout, codec)
-    found, rest = outcome
+    found, rest, late = outcome
     if rest is None:
+        _raise_late(comm, late)
         return found
     if comm.rank != root:
         (pickled,), _ = _check_pickled(comm, rest, comm.rank)
+        comm._transport.confirm(seconds(timeout))
         comm.send(_array(pickled), root, lib.RC_OBJECT_TAG, timeout=timeout)
+        comm._transport.check_calls()
         return None
     data, _, sizes = Unfinished(*rest)
     for rank, size in enumerate(sizes):
@@ -99,6 +113,7 @@ def gather(comm: Any, obj: Any, root: int, timeout: float | None = None, codec: 
             data[rank] = np.empty(size, np.uint8)
             comm.recv(data[rank], rank, lib.RC_OBJECT_TAG, timeout=timeout)
     _check_pickled(comm, rest)
+    comm._transport.check_calls()
     return [codec.loads(each) for each in data]
 
 
@@ -109,10 +124,12 @@ def scatter(
     outcome: Outcome = comm.fast_path.scatter_object(objs, root, codec, timeout)
     if outcome is NotImplemented:
         outcome = _exchange_records(comm, "scatter", list(objs or []), root, timeout, codec)
-    found, rest = outcome
+    found, rest, late = outcome
     if rest is None:
+        _raise_late(comm, late)
         return found
     data, sizes = _check_pickled(comm, rest, root)
+    comm._transport.confirm(seconds(timeout))
     expected = [sizes[0] if rank == root else 0 for rank in range(comm.size)]
     (obj,) = _exchange(comm, data or [b""] * comm.size, sizes, expected, timeout, codec)
     return obj
@@ -124,56 +141,63 @@ def all_to_all(comm: Any, objs: Sequence[Any], timeout: float | None = None, cod
     outcome: Outcome = comm.fast_path.all_to_all_object(objs, codec, timeout)
     if outcome is NotImplemented:
         outcome = _exchange_records(comm, "all_to_all", list(objs), 0, timeout, codec)
-    found, rest = outcome
+    found, rest, late = outcome
     if rest is None:
+        _raise_late(comm, late)
         return found
     data, sizes = _check_pickled(comm, rest)
     return _exchange(comm, data, sizes, sizes, timeout, codec)
 
 
-class _Head(NamedTuple):
-    """A pickled object without its large buffers, and their bytes."""
-
-    pickled: bytes
-    sizes: list[int]
-
-
 class _Apart:
-    """An object that is pickled as its _Head."""
+    """An object of this rank that is pickled as its _Head."""
 
     def __init__(self, obj: Any) -> None:
-        self.obj = obj
-        self.buffers: list[Any] = []
+        self._obj = obj
+        self.buffers: list[Any] = []  # that are left out of the pickle
 
     def __reduce__(self) -> Any:
         self.buffers.clear()
-        pickled = pickle.dumps(self.obj, 5, buffer_callback=self._keeps)
-        return _Head, (pickled, [each.nbytes for each in self.buffers])
+        pickled = pickle.dumps(self._obj, 5, buffer_callback=self._keeps)
+        return _Head, (pickled, [len(each) for each in self.buffers])
 
     def _keeps(self, buffer: pickle.PickleBuffer) -> bool:
         """Return whether a buffer stays in the pickle."""
         data = buffer.raw()
         if data.nbytes < LARGE:
             return True
-        self.buffers.append(data)
+        self.buffers.append(_array(data))
         return False
 
-
-def _broadcast_apart(comm: Any, obj: Any, root: int, timeout: float | None, codec: Codec) -> Any:
-    """Broadcast an object of this rank: its head, then each large buffer from where it is."""
-    apart = _Apart(obj)
-    broadcast(comm, apart, root, timeout, codec)
-    for each in apart.buffers:
-        comm.broadcast(_array(each), root, timeout=timeout)
-    return obj
+    def whole(self) -> Any:
+        return self._obj
 
 
-def _joined(comm: Any, head: _Head, root: int, timeout: float | None) -> Any:
-    """Return the object of a head: its arrays are where their buffers have come."""
-    buffers = [np.empty(size, np.uint8) for size in head.sizes]
-    for each in buffers:
-        comm.broadcast(each, root, timeout=timeout)
-    return pickle.loads(head.pickled, buffers=buffers)
+class _Head:
+    """A pickled object of another rank, without its large buffers, of these sizes."""
+
+    def __init__(self, pickled: bytes, sizes: list[int]) -> None:
+        self._pickled = pickled
+        self.buffers = [np.empty(size, np.uint8) for size in sizes]
+
+    def whole(self) -> Any:
+        """Return the object, once its buffers have come: its arrays are there."""
+        return pickle.loads(self._pickled, buffers=self.buffers)
+
+
+def _broadcast_part(comm: Any, data: Any, root: int, timeout: float | None) -> bool:
+    """Go on with a broadcast; return whether a mismatch of an earlier call is to be raised."""
+    comm._transport.confirm(seconds(timeout))
+    memory, late = ffi.from_buffer(data), ffi.new("int32_t *")
+    call = CollectiveCall(memory, memory, len(data), DTYPES["uint8"], root=root, deferred_mismatch=late)
+    comm._fused["broadcast"](call, seconds(timeout))
+    return bool(late[0])
+
+
+def _raise_late(comm: Any, late: bool) -> None:
+    """Raise the mismatch of an earlier call, after the last part of this one."""
+    if late:
+        comm._transport.check_calls()
 
 
 def _exchange_records(
@@ -185,18 +209,16 @@ def _exchange_records(
     only_gives = is_root if collective == "broadcast" else collective == "gather" and not is_root
     received = bytearray(records if only_gives else RECORD if to_all else RECORD * comm.size)
     source, target = ffi.from_buffer(received if collective == "broadcast" else records), ffi.from_buffer(received)
-    goes_on = collective == "gather" and not is_root and open_objects(records, None)[1] is not None
-    deferred = ffi.new("int32_t *", goes_on)
-    call = CollectiveCall(source, target, RECORD, DTYPES["uint8"], root=root, deferred_mismatch=deferred)
+    late = ffi.new("int32_t *")
+    call = CollectiveCall(source, target, RECORD, DTYPES["uint8"], root=root, deferred_mismatch=late)
     comm._fused[collective](call, seconds(timeout))
     found, sizes = open_objects(bytes(received), None if only_gives else codec)
     if sizes is not None:
         if collective == "gather" and is_root:
             data = [*found[:root], *data, *found[root + 1 :]]
-        return None, Unfinished(data, error, sizes)
-    if deferred[0]:
-        comm._transport.check()
-    return (objs[0] if collective == "broadcast" and is_root else found[0] if to_all and found else found), None
+        return None, Unfinished(data, error, sizes), bool(late[0])
+    result = objs[0] if collective == "broadcast" and is_root else found[0] if to_all and found else found
+    return result, None, bool(late[0])
 
 
 def _exchange(

@@ -137,6 +137,7 @@ class PendingCalls:
             self.release_ended()
             self._sweep_at = max(16, 2 * len(self._works))
         self._works.add(work)
+        self._transport.fast_path.release_ended()  # where later starts are not its own
 
     def release_ended(self) -> None:
         """Let go of works that are done, so that the errors of dropped ones can be raised."""

@@ -216,7 +216,8 @@ int rc_close(rc_comm* comm);
 void rc_free(rc_comm* comm);
 /* RC_OK while the communicator is usable, else the first failure. */
 int rc_check(rc_comm* comm);
-/* RC_OK, or a mismatch of an earlier call that this rank has found and not returned yet. */
+/* RC_OK, or a mismatch of an earlier call that this rank has found and not returned yet. This and the next one are
+ * RC_OK once the communicator is broken. */
 int rc_check_calls(rc_comm* comm);
 /* RC_OK, or the failure of a call whose work was dropped: see rc_work_drop. */
 int rc_check_dropped(rc_comm* comm);
@@ -242,8 +243,7 @@ int rc_report_json(rc_comm* comm, int calls, char* text, uint64_t bytes);
 /* The arguments of a collective. `count`: elements of an ARRAY, or of this rank's BLOCK (types.def). `counts`: NULL for
  * equal blocks, else `size` block lengths; for all_to_all, `size` to send, then `size` to receive. `deferred_mismatch`:
  * not NULL if another part of the same call may follow, with which other ranks would go on: then a mismatch of an
- * earlier call is left to the next one, or to rc_check_calls, and it becomes 1, else 0. If it is 1 before, this rank
- * certainly goes on: it awaits all ranks where it would otherwise return at once. A queued call takes NULL. */
+ * earlier call is left to the next one, or to rc_check_calls, and it becomes 1, else 0. A queued call takes NULL. */
 typedef struct {
     const void* source;
     void* target;
@@ -257,6 +257,9 @@ typedef struct {
 
 /* With `work`, the call is queued and the handle stored there; the buffers must live until it is done. */
 int rc_collective(rc_comm* comm, int collective, const rc_call* call, double timeout, rc_work** work);
+/* Before this rank goes on with a further part of a call: waits until all ranks have made the part before, its last
+ * collective. RC_MISMATCH: they have called different things, and that call is over on all ranks. */
+int rc_confirm(rc_comm* comm, double timeout);
 
 /* Describes a call as errors and the flight record do; `with_counts`: 1 if blocks differ, then `count` is their sum.
  * Writes at most `bytes`, NUL-terminated. */

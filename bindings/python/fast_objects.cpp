@@ -79,24 +79,18 @@ PyObject* object_collective(PyObject* self, PyObject* const* values, Py_ssize_t 
     const bool keeps_own = code == RC_BROADCAST && rank == root, only_gives = keeps_own || !row.gets(rank, root);
     Records received(only_gives ? 0 : joins ? size : 1);
     Records& records = only_gives ? sent.records : received;
-    // A longer object follows the record as a message, which only a root that gathers receives.
-    int32_t late = code == RC_GATHER && only_gives && !have_data(records);
+    int32_t late = 0;  // whether a mismatch of an earlier call is known
     void* const target = row.gets(rank, root) ? records.data() : nullptr;
     const rc_call call{sent.records.data(), target, sizeof(ObjectRecord), RC_UINT8, 0, 1.0, root, nullptr, &late};
-    const auto run_here = [&](auto function) {
-        return run(fast_path, Py_NewRef(Py_None), size * sizeof(ObjectRecord), function);
-    };
-    PyObject* done = run_here([&] { return rc_collective(fast_path.comm, code, &call, OWN_TIMEOUT, nullptr); });
-    if (done == Py_None && late && have_data(records)) {
-        Py_DECREF(done);
-        done = run_here([&] { return rc_check_calls(fast_path.comm); });
-    }
+    PyObject* const done = run(fast_path, Py_NewRef(Py_None), size * sizeof(ObjectRecord),
+                               [&] { return rc_collective(fast_path.comm, code, &call, OWN_TIMEOUT, nullptr); });
     if (done != Py_None) return done;
     Py_DECREF(done);
     if (!have_data(records)) {
         PyObject* const pickled = code == RC_GATHER && rank == root ? arrived(records, sent, root) : sent.pickled();
         PyObject* const sizes = pickled ? sizes_of(records) : nullptr;
-        if (sizes) return Py_BuildValue("(O(NON))", Py_None, pickled, sent.error ? sent.error : Py_None, sizes);
+        PyObject* const error = sent.error ? sent.error : Py_None;
+        if (sizes) return Py_BuildValue("(O(NON)N)", Py_None, pickled, error, sizes, PyBool_FromLong(late));
         Py_XDECREF(pickled);
         return nullptr;
     }
@@ -108,7 +102,7 @@ PyObject* object_collective(PyObject* self, PyObject* const* values, Py_ssize_t 
     } else {
         found = joins ? load_all(records, codec) : records[0].load(codec);
     }
-    return found ? Py_BuildValue("(NO)", found, Py_None) : nullptr;
+    return found ? Py_BuildValue("(NON)", found, Py_None, PyBool_FromLong(late)) : nullptr;
 }
 
 template PyObject* object_collective<RC_BROADCAST>(PyObject*, PyObject* const*, Py_ssize_t);

@@ -173,11 +173,13 @@ def _name_absent(world: Communicator) -> None:
 
 def _disconnect() -> None:
     global _finalized
-    close_all()
-    COMM_WORLD._nullify()
-    COMM_SELF._nullify()
-    os.environ.pop(RANK, None)  # processes started from now on may be ranks in place of this one
-    _finalized = True
+    try:
+        close_all()
+    finally:
+        COMM_WORLD._nullify()
+        COMM_SELF._nullify()
+        os.environ.pop(RANK, None)  # processes started from now on may be ranks in place of this one
+        _finalized = True
 
 
 def _end() -> None:

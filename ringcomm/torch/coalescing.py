@@ -28,6 +28,8 @@ class Coalescing:
     group_name: Any
     annotated: Any
     ended: Any
+    found: Any
+    shown: Any
     allreduce: Any
     allgather: Any
     all_gather_single: Any

@@ -6,14 +6,13 @@ that cannot be used in place are copied once, and written back when the call is 
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ringcomm import Aborted, Communicator, RingcommError, Work
+from ringcomm import Aborted, Communicator, MismatchError, RingcommError, Work
 from ringcomm.errors import describe_error
 from ringcomm.torch import observers, sparse
 from ringcomm.torch.coalescing import Coalescing
@@ -75,7 +74,8 @@ class RingcommProcessGroup(Capabilities, Coalescing, Splitting, TensorMemory, Ba
         Capabilities.__init__(self, options)
         self.comm = comm
         self._pools = {}
-        self._last: Work | None = None  # of the collectives, which run in order; None once it has ended
+        self._last: Work | None = None  # of the collectives, which run in order; None once a wait has seen its end
+        self._unseen: Exception | None = None  # a mismatch that the program has not seen
 
     # --- Collectives --------------------------------------------------------------------------------------------------
 
@@ -217,12 +217,25 @@ class RingcommProcessGroup(Capabilities, Coalescing, Splitting, TensorMemory, Ba
         self.comm.abort(error if isinstance(error, Aborted) else reason)
 
     def shutdown(self) -> None:
-        """Finish the collectives that this rank has begun, and close. Drops messages that were not received."""
-        if self._last:
-            with suppress(RingcommError):  # its own wait raises it
-                self._last.wait()
-        self.comm.close()
-        _wrapped.discard(self)
+        """Finish the collectives that this rank has begun, and close. Drops messages that were not received.
+
+        Raises the mismatch of a call whose handle was dropped, as Communicator.close does.
+        """
+        if last := self._last:
+            self._last = None
+            try:
+                last.wait()
+            except RingcommError as error:
+                self.found(error)
+        unseen, self._unseen = self._unseen, None
+        try:
+            self.comm.close()
+            if unseen:
+                raise unseen
+        except RingcommError as error:
+            raise self.annotated(error)  # noqa: B904 (it is the same error)
+        finally:
+            _wrapped.discard(self)
 
     def annotated(self, error: RingcommError) -> RingcommError:
         return annotate(error, self._name, self._ranks, self.comm.rank)
@@ -230,6 +243,14 @@ class RingcommProcessGroup(Capabilities, Coalescing, Splitting, TensorMemory, Ba
     def ended(self, work: Work) -> None:
         if work is self._last:  # it holds tensors
             self._last = None
+
+    def found(self, error: Exception) -> None:
+        if isinstance(error, MismatchError) and not self._unseen:  # other errors break the communicator
+            self._unseen = error
+
+    def shown(self, error: Exception) -> None:
+        if error is self._unseen:
+            self._unseen = None
 
     # --- Helpers ------------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,13 @@ class WorkOwner(Protocol):
         """Return the error with the name of the group added."""
 
     def ended(self, work: Work) -> None:
-        """Note that a call has ended well."""
+        """Note that a wait has seen the end of a call."""
+
+    def found(self, error: Exception) -> None:
+        """Keep the error of a call, which the program has not seen."""
+
+    def shown(self, error: Exception) -> None:
+        """Note that the program has seen an error."""
 
 
 @untraced
@@ -52,6 +58,7 @@ class TorchWork(_Work):  # type: ignore[misc]  # torch's stubs leave it out
     parts: Sequence["TorchWork"] = ()  # the handles of calls that this one waits for as well
     is_registered = False
     _written = True
+    _shown = False  # whether the program has seen the error
     _lock: threading.Lock  # one thread may wait while another completes the future
     _error: Exception | None = None  # from writing back
 
@@ -74,6 +81,14 @@ class TorchWork(_Work):  # type: ignore[misc]  # torch's stubs leave it out
         return work
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
+        try:
+            self._complete(timeout)
+        except Exception as error:
+            self._show(error)
+            raise
+        return True
+
+    def _complete(self, timeout: timedelta | float | None = None) -> None:
         if not (self.is_registered or self.parts):
             self._wait(timeout)
         elif not inflight.is_dropping(self):
@@ -84,17 +99,18 @@ class TorchWork(_Work):  # type: ignore[misc]  # torch's stubs leave it out
                     if work.is_registered:
                         inflight.drop(work)
                         work.is_registered = False
-        return True
 
     def _wait(self, timeout: timedelta | float | None) -> None:
         limit = seconds(timeout)
         deadline = None if limit is None else time.monotonic() + limit
-        try:
-            for work in self.works:
+        for work in self.works:
+            try:
                 observers.timed(work.wait)(None if deadline is None else max(0.0, deadline - time.monotonic()))
-                self.owner.ended(work)
-        except RingcommError as error:
-            raise self.owner.annotated(error)  # noqa: B904 (it is the same error)
+            except RingcommError as error:
+                if work.done():
+                    self.owner.ended(work)
+                raise self.owner.annotated(error)  # noqa: B904 (it is the same error)
+            self.owner.ended(work)
         self._write_back()
         if self._error:
             raise self._error
@@ -107,7 +123,9 @@ class TorchWork(_Work):  # type: ignore[misc]  # torch's stubs leave it out
             return True
         if not all(work.done() for work in self.works):
             return False
-        self.exception()  # writes back
+        error = self._outcome()
+        if error and not self._shown:
+            self.owner.found(error)
         return True
 
     def is_success(self) -> bool:
@@ -115,12 +133,23 @@ class TorchWork(_Work):  # type: ignore[misc]  # torch's stubs leave it out
 
     def exception(self) -> Exception | None:
         """Return the error that `wait` would raise; None for a running or successful call."""
+        error = self._outcome()
+        if error:
+            self._show(error)
+        return error
+
+    def _outcome(self) -> Exception | None:
+        """Return the error of a call that has ended, after writing back."""
         if all(work.done() for work in self.works):
             try:
-                self.wait()
+                self._complete()
             except Exception as error:
                 return error
         return None
+
+    def _show(self, error: Exception) -> None:
+        self._shown = True
+        self.owner.shown(error)
 
     def result(self) -> list[torch.Tensor]:
         self.wait()

@@ -158,14 +158,30 @@ class Transport(ABC):
         rank = error.rank if known else -1  # of another group: the text says which
         check(lib.rc_abort(self.handle, STATUS[type(error)], rank, text.encode(errors="backslashreplace")))
 
+    def confirm(self, timeout: float) -> None:
+        """Before a further part of a call, wait until all ranks have made the part before, the last collective.
+
+        Raises MismatchError if they have called different things; then the call is over on all ranks.
+        """
+        check(lib.rc_confirm(self.handle, timeout))
+
     def check(self) -> None:
         """Raise the first failure of the group, if any."""
         check(lib.rc_check(self.handle))
+
+    def check_calls(self) -> None:
+        """Raise the mismatch of a call that had returned before it was known, once."""
         check(lib.rc_check_calls(self.handle))
 
     def check_dropped(self) -> None:
         """Raise the error of a call whose work was dropped, once."""
         check(lib.rc_check_dropped(self.handle))
+
+    def check_before_close(self) -> None:
+        """Raise what `close` would, while the flight record can be read, for a dump; nothing if it is closed."""
+        for kept in (lib.rc_check_calls, lib.rc_check_dropped):
+            status = kept(self.handle)
+            check(status if status != lib.RC_CLOSED else lib.RC_OK)
 
     def lost(self) -> list[int]:
         """Return the ranks that have died or closed."""

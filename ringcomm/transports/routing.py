@@ -36,17 +36,14 @@ class RoutingTransport:
         self.name, self.rank, self.size, self.timeout = host.name, host.rank, host.size, host.timeout
         self.handle, self.fast_path = host.handle, host.fast_path
         self.fail, self.path, self.report, self.rank_reports = host.fail, host.path, host.report, host.rank_reports
-        self.recorded, self.shrink, self.shared_arrays = (
-            host.recorded,
-            host.shrink,
-            host.shared_arrays,
-        )
+        self.recorded, self.shrink, self.shared_arrays = host.recorded, host.shrink, host.shared_arrays
+        self.confirm, self.check_calls = host.confirm, host.check_calls
         self._host = host
         self.fused: Mapping[str, Fused] = {name: self._fused(name) for name in COLLECTIVES}
         self._group: CudaGroup | None = None
         self._gpu_messages: GpuMessages | None = None
         self._coalesces_messages = False
-        self._unraised: RingcommError | None = None  # of what was in flight, for the end of close()
+        self._unraised: RingcommError | None = None  # for the end of close()
         self._local = host.as_local  # None once its GPUs prove unable to access each other
         self._connecting = threading.Lock()
         self._staged = StagedCalls(host)
@@ -228,16 +225,21 @@ class RoutingTransport:
         return self._host.run_on_all(name, action, timeout)
 
     def close(self) -> bool:
+        try:
+            self._host.check_before_close()
+        except RingcommError as error:
+            self._unraised = self._unraised or error
         if self._group:
             if not self._group.close():
                 return False
             self.fast_path.disconnect_gpus()
-            self._unraised = self._group.unraised
+            self._unraised = self._unraised or self._group.unraised
         self._group = None
         self._use_gpus(False)
         self._staged.stop()
         if self._gpu_messages:
-            self._unraised = self._gpu_messages.close() or self._unraised
+            lost = self._gpu_messages.close()
+            self._unraised = self._unraised or lost
         closed = True  # also where it raises, because messages are lost
         try:
             closed = self._host.close()
@@ -258,13 +260,14 @@ class RoutingTransport:
     def synchronize(self) -> None:
         self._staged.drain()
         self._finish()
-        self.check()
 
     def check(self) -> None:
         if self._group:
             self._group.poll()
             self._group.check()
         self._host.check()
+
+    def check_dropped(self) -> None:
         self._host.check_dropped()
         self._staged.check_dropped()
 

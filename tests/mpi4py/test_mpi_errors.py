@@ -124,6 +124,20 @@ def test_an_error_that_is_fatal_ends_all_ranks_with_its_code(run_on_world, handl
     assert "[1] rank 1: MPI_ERR_RANK: " in done.stderr
 
 
+def test_finalize_raises_the_mismatch_of_a_dropped_request(run_on_world):
+    text = """
+        comm.Iallreduce(MPI.IN_PLACE, np.ones(1 + comm.rank))
+        comm.Barrier()
+        try:
+            MPI.Finalize()
+        except MPI.Exception as error:
+            print(str(error).replace("\\n", ""), MPI.Is_finalized())
+        """
+    lines = run_on_world(2, text).stdout.splitlines()
+    assert len(lines) == 2
+    assert all("rank 1: all_reduce(float64 x 2, sum)" in line and line.endswith(" True") for line in lines)
+
+
 def test_abort_ends_all_ranks_with_its_code(run_on_world):
     text = """
         if comm.rank == 1:

@@ -85,6 +85,20 @@ def test_a_mismatch_leaves_a_record(tmp_path):
     assert "waits for" not in describe(file)
 
 
+def differ_before_close(comm):
+    comm.barrier()
+    work = comm.all_reduce(np.ones(1 + comm.rank), async_op=True)
+    failures.until(work.done, "the call")
+    del work
+    comm.close()
+
+
+def test_a_mismatch_that_close_raises_leaves_a_record(tmp_path):
+    (file,) = dumped(tmp_path, ringcomm.MismatchError, differ_before_close, ranks=2)
+    assert describe(file).startswith("MismatchError: the ranks called different things at epoch 2")
+    assert any("epoch 2, mismatch" in calls for calls in sections_of(file))
+
+
 def die(comm):
     comm.barrier()
     if comm.rank == 1:

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -64,6 +65,26 @@ def test_a_mismatch_of_large_arrays_is_named_and_leaves_the_group_usable(layout)
 @pytest.mark.usefixtures("no_peer_access")
 def test_a_mismatch_of_gpus_that_do_not_reach_each_other():
     harness.run(check_mismatch, 2, world="threads")
+
+
+def check_mismatch_before(comm):
+    """Rank 0 has returned from a broadcast that differs."""
+    comm.all_reduce(large())
+    rows, out = [5 * CHUNK] * comm.size, emulated.array(np.zeros(10 * CHUNK))
+    for call in (comm.all_reduce, lambda x: comm.all_to_all(x, out, rows, rows)):
+        with suppress(MismatchError):
+            comm.broadcast(np.ones(2 + (comm.rank != 0)))
+        if comm.rank == 0:
+            assert "broadcast" in str(raised(MismatchError, lambda call=call: call(large())))
+        else:
+            call(large())
+        assert_same(comm.all_reduce(large()), np.full(10 * CHUNK, float(comm.size)))
+
+
+@pytest.mark.usefixtures("no_peer_access")
+def test_a_mismatch_of_a_call_before_is_raised_after_the_last_chunk():
+    """The other ranks do all chunks: a rank that left earlier would stay calls behind them."""
+    harness.run(check_mismatch_before, 2, world="threads")
 
 
 @pytest.mark.parametrize("async_op", [False, True])

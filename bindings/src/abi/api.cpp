@@ -128,13 +128,24 @@ int rc_check(rc_comm* comm) {
     });
 }
 
-int rc_check_calls(rc_comm* comm) {
-    return enter(comm, [&](const EntryGuard& entry) { entry.group().returned_failure.check(); });
+// A group that has failed has only that failure.
+static int check_kept(rc_comm* comm, KeptFailure PeerGroup::* kept) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        if (!entry.group().has_failed()) (entry.group().*kept).check();
+    });
 }
 
-int rc_check_dropped(rc_comm* comm) {
-    return enter(comm, [&](const EntryGuard& entry) { entry.group().dropped_failure.check(); });
+int rc_check_calls(rc_comm* comm) { return check_kept(comm, &PeerGroup::returned_failure); }
+
+int rc_confirm(rc_comm* comm, double timeout) {
+    return enter(comm, [&](const EntryGuard& entry) {
+        check_seconds("timeout", timeout);
+        reject_in_signal_handler(entry.group());
+        entry->collectives.confirm(timeout);
+    });
 }
+
+int rc_check_dropped(rc_comm* comm) { return check_kept(comm, &PeerGroup::dropped_failure); }
 
 int rc_last_path(rc_comm* comm, int* path, uint64_t* chunks) {
     return enter(comm, [&](const EntryGuard& entry) {

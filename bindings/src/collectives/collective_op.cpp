@@ -13,16 +13,6 @@
 
 namespace ringcomm {
 
-namespace {
-
-Signature signature_in(const StartRecord& record) {
-    Signature signature = record.signature;
-    signature.word &= ~SIGNATURE_DIRECT;
-    return signature;
-}
-
-}  // namespace
-
 CollectiveOp::CollectiveOp(Comm& comm, const CallRecord& call, Part part)
     : RunningCollective(comm, call), comm(comm), part(part), awaited(comm.awaited(call)), awaited_epoch_(call.epoch) {}
 
@@ -48,33 +38,38 @@ void CollectiveOp::publish_start(const DirectBuffers* buffers) {
 
 void CollectiveOp::await_starts(size_t inlined) {
     const size_t lines = inlined <= INLINE_BYTES ? divide_up(RECORD_HEAD + inlined, 64) : 1;
-    const auto differs = [&](int p) {
-        await(record(p).epoch, call.epoch, p, lines);
-        return signature_in(record(p)) != call.signature;
-    };
-    if (awaited == NO_RANK || (awaited >= 0 && !differs(awaited))) return;  // if it differs, all ranks are named
-    int other = -1;
-    for (int p = 0; p < size; ++p) {
-        // This rank's own line is with the peers now: reading it would fetch it back.
-        if (p != rank && differs(p)) other = p;
-    }
-    verify(call.epoch - 1);  // all ranks have started those
-    comm.verified = call.epoch;
-    if (other >= 0) throw mismatch_of(call.epoch, other);
+    if (awaited == NO_RANK || (awaited >= 0 && !differs(awaited, lines))) return;  // if it differs, all are named
+    confirm(lines);
     if (!collectives[call.collective].exchanges() || !call.counts) return;
     compare_counts([&](int r) { return comm.arena().counts(r, call.epoch); });
 }
 
+void CollectiveOp::confirm(size_t lines) {
+    int other = NO_RANK;
+    for (int p = 0; p < size; ++p) {
+        // This rank's own line is with the peers now: reading it would fetch it back.
+        if (p != rank && differs(p, lines)) other = p;
+    }
+    verify(call.epoch - 1);  // all ranks have started those
+    comm.verified = call.epoch;
+    if (other != NO_RANK) throw mismatch_of(call.epoch, other);
+}
+
+bool CollectiveOp::differs(int p, size_t lines) {
+    await(record(p).epoch, call.epoch, p, lines);
+    return signature_in(record(p)) != call.signature;
+}
+
 void CollectiveOp::verify(uint64_t last) {
     for (uint64_t epoch = comm.verified + 1; epoch <= last; comm.verified = epoch++) {
-        int other = -1;
+        int other = NO_RANK;
         awaited_epoch_ = epoch;
         for (int p = 0; p < size; ++p) {
             if (p == rank) continue;
             await(record(p, epoch).epoch, epoch, p);
             if (signature_in(record(p, epoch)) != signature_in(record(rank, epoch))) other = p;
         }
-        if (other >= 0) comm.returned_failure.keep(mismatch_of(epoch, other));
+        if (other != NO_RANK) comm.returned_failure.keep(mismatch_of(epoch, other));
     }
     awaited_epoch_ = call.epoch;
 }

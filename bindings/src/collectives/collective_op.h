@@ -7,6 +7,13 @@
 
 namespace ringcomm {
 
+// What was called, without how a rank takes part.
+inline Signature signature_in(const StartRecord& record) {
+    Signature signature = record.signature;
+    signature.word &= ~SIGNATURE_DIRECT;
+    return signature;
+}
+
 // The part of a call that runs: all of it, or what comes before the first wait, or what comes after.
 enum class Part { WHOLE, START, REST };
 
@@ -33,6 +40,9 @@ public:
     // signatures differ. `inlined`: the bytes of each peer's chunk 0 that this rank reads; if they fit in the record
     // they are prefetched meanwhile.
     void await_starts(size_t inlined = 0);
+    // Waits for the start records of all ranks, of which it prefetches so many lines; throws RC_MISMATCH if the
+    // signatures differ.
+    void confirm(size_t lines = 1);
     const StartRecord& record(int r) const { return record(r, call.epoch); }
 
     // Where rank r stages `bytes` of a chunk: in its start record if they fit, else in a staging buffer.
@@ -72,6 +82,7 @@ private:
     // Compares the records of all ranks of the calls up to `last`, and keeps the mismatch of one that has returned
     // here.
     void verify(uint64_t last);
+    bool differs(int r, size_t lines);  // waits for its start record
     Failure mismatch_of(uint64_t epoch, int other) const {
         return mismatch(epoch, other, [&](int r) -> const Signature& { return record(r, epoch).signature; });
     }

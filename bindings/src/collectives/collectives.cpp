@@ -294,4 +294,15 @@ void Comm::start_collective(const CallRecord& call) {
     run(op);
 }
 
+void Comm::confirm(uint64_t epoch, double timeout) {
+    if (size == 1 || epoch == 0) return;
+    CallRecord call{};
+    call.epoch = epoch;
+    call.start = tick_ns();
+    call.timeout = timeout;
+    call.signature = signature_in(record(rank, epoch));
+    call.collective = call_of(call.signature.word);
+    CollectiveOp(*this, call, Part::REST).confirm();
+}
+
 }  // namespace ringcomm

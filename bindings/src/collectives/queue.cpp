@@ -225,7 +225,7 @@ void CollectiveQueue::begin(CallRecord& call) {
     if (call.timeout < 0) call.timeout = group_.tuning().timeout;
     call.signature = signature_of(call, group_.size);
     group_.flight.count_bytes(call.elements(group_.size) * call.item);
-    call.flight = group_.flight.start(call.signature.word, call.signature.count, call.epoch, call.start);
+    flight_ = call.flight = group_.flight.start(call.signature.word, call.signature.count, call.epoch, call.start);
 }
 
 void CollectiveQueue::run_recorded(CallRecord& call) {
@@ -243,6 +243,20 @@ void CollectiveQueue::run_recorded(CallRecord& call) {
     if (call.deferred_mismatch) *call.deferred_mismatch = kept;
     group_.flight.end(call.flight, throws ? RC_MISMATCH : RC_OK);
     if (throws) group_.returned_failure.check();
+}
+
+void CollectiveQueue::confirm(double timeout) {
+    group_.ensure_ready();
+    const WakeHeadOnExit wakes(*this);
+    const std::lock_guard executor(executor_);
+    group_.flight.resume(flight_);
+    try {
+        group_.confirm(epoch_, timeout < 0 ? group_.tuning().timeout : timeout);
+    } catch (const Failure& failure) {
+        group_.flight.end(flight_, failure.error.code);
+        throw;
+    }
+    group_.flight.end(flight_, RC_OK);
 }
 
 void CollectiveQueue::stop() {

@@ -20,6 +20,8 @@ public:
     void run(CallRecord& call);
     // `awaited`: this thread waits for it next.
     std::shared_ptr<Work> enqueue(const CallRecord& call, bool awaited = false);
+    // Waits until all ranks have made their last call; throws RC_MISMATCH if they have called different things.
+    void confirm(double timeout);
     void stop();  // after group.start_closing(); queued calls fail
     // While they are parts of a call, collectives are not entered into the trace.
     void trace_parts(bool parts) { parts_.store(parts); }
@@ -47,7 +49,7 @@ private:
     void progress_loop();
 
     PeerGroup& group_;
-    uint64_t epoch_ = 0;
+    uint64_t epoch_ = 0, flight_ = 0;  // of the last call: its number, and that in the flight record
     std::atomic<bool> parts_{false};
     std::mutex executor_;          // held while a collective runs
     std::atomic<int> pending_{0};  // queued, or taken from the queue and running: a call must not overtake them

@@ -4,7 +4,7 @@
 namespace ringcomm {
 
 int Comm::awaited(const CallRecord& call) const {
-    if (!is_one_way(call) || (call.deferred_mismatch && *call.deferred_mismatch)) return ALL_RANKS;
+    if (!is_one_way(call)) return ALL_RANKS;
     const bool from_root = collectives[call.collective].given_by == Ranks::ROOT;
     if (from_root == (rank == call.root)) return NO_RANK;  // this rank only gives
     return from_root ? call.root : ALL_RANKS;

@@ -22,7 +22,7 @@ struct CallRecord {
     int root;
     const uint64_t* counts;                // nullptr: equal blocks
     double timeout;                        // seconds
-    int32_t* deferred_mismatch = nullptr;  // or as in rc_call
+    int32_t* deferred_mismatch = nullptr;  // as in rc_call
     size_t item = 0;                       // bytes of an element
     bool agrees_only = false;              // the ranks only compare their calls: the data is on GPUs
 

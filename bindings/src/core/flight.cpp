@@ -53,6 +53,11 @@ void FlightRecord::end(uint64_t number, int status) {
     entry.end.store(tick_ns(), std::memory_order_release);
 }
 
+void FlightRecord::resume(uint64_t number) {
+    FlightEntry& entry = entries[number % FLIGHT_CALLS];
+    if (entry.number.load(std::memory_order_relaxed) == number) entry.end.store(0, std::memory_order_release);
+}
+
 // See start() for the order.
 std::optional<FlightCall> FlightRecord::read(uint64_t number) const {
     const FlightEntry& entry = entries[number % FLIGHT_CALLS];

@@ -67,6 +67,7 @@ struct FlightRecord {
     // Return the number of the call, and take it. `epoch`: of a message its tag.
     uint64_t start(uint64_t signature, uint64_t count, uint64_t epoch, uint64_t start);
     void end(uint64_t number, int status);
+    void resume(uint64_t number);  // a call that has ended: it runs until its next end()
     void count_bytes(uint64_t more) {
         bytes.store(bytes.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
     }

@@ -138,6 +138,9 @@ public:
     virtual bool can_start(const CallRecord&) const { return false; }
     virtual void start_collective(const CallRecord&) {}
     virtual bool has_arrived(const CallRecord&) const { return false; }
+    // Waits until all ranks have started call `epoch`, the last one here; throws RC_MISMATCH if they have called
+    // different things. Groups that know it before a call ends need not do anything.
+    virtual void confirm(uint64_t /*epoch*/, double /*timeout*/) {}
 
     // Its rank in the world: of all that share memory, or that a link connects.
     virtual int member(int r) const = 0;

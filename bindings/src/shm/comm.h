@@ -76,8 +76,9 @@ public:
     bool can_start(const CallRecord& call) const override;
     void start_collective(const CallRecord& call) override;
     bool has_arrived(const CallRecord& call) const override;
+    void confirm(uint64_t epoch, double timeout) override;
     // The ranks whose start records this one awaits before it ends a call: all, or, where data that fits a record goes
-    // one way, from the root or to it, those that give this rank data. If its part of the call goes on, all again.
+    // one way, from the root or to it, those that give this rank data.
     int awaited(const CallRecord& call) const;
     void on_spin_expired() override;
     bool yield() override { return world->placement.yield(group_.members[rank]); }

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from ringcomm.communicator import Communicator
-from ringcomm.errors import RingcommError
+from ringcomm.errors import MismatchError, RingcommError
 from ringcomm.mpi4py.base import errors
 from ringcomm.mpi4py.base.errhandler import ERRORS_ABORT, ERRORS_ARE_FATAL, ERRORS_RETURN, Errhandler
 from ringcomm.mpi4py.groups.topology import Topology
@@ -128,12 +128,20 @@ def announce_end() -> None:
 
 
 def close_all() -> None:
-    """Close every communicator."""
+    """Close every communicator. Then raise the first mismatch of a request that was dropped."""
+    mismatch: tuple[Context, MismatchError] | None = None
     for context in (*OPEN, *_freed):
-        with suppress(RingcommError):
+        try:
             context.comm.close()
+        except MismatchError as error:
+            mismatch = mismatch or (context, error)
+        except RingcommError:  # broken
+            pass
     OPEN.clear()
     _freed.clear()
+    if mismatch:
+        context, failure = mismatch
+        context.fail(failure)
 
 
 class NullContext:

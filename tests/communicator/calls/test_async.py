@@ -73,8 +73,10 @@ def test_several_threads_may_wait_for_one_work(comm):
     assert_same(x, np.full(4, float(comm.size)))
 
 
-@harness.on(2, fresh=True)  # ranks that have made no other calls
-def test_an_abandoned_work_completes_and_then_releases_its_memory(comm):
+@pytest.mark.parametrize("later", [{}, {"timeout": harness.OPERATION}], ids=["plain", "general"])
+@harness.on(2)
+def test_an_abandoned_work_completes_and_then_releases_its_memory(comm, later):
+    """With the start of any later call: one on the general path, too, as barriers are once GPUs are connected."""
     arrays = []
     for i in range(100):
         x = filled(comm.rank, 5000, "int32", salt=i)
@@ -87,9 +89,7 @@ def test_an_abandoned_work_completes_and_then_releases_its_memory(comm):
     for i in range(100):
         x = np.empty(5000, np.int32)
         comm.recv(x, comm.rank, tag=i)
-    for _ in range(1000):  # new works push out the old ones
-        comm.barrier(async_op=True)
-    comm.barrier()
+    comm.barrier(async_op=True, **later).wait()
     assert not any(x() is not None for x in arrays)
 
 

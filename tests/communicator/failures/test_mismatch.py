@@ -2,11 +2,13 @@
 
 from contextlib import suppress
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 import harness
+import ringcomm
 from harness.failures import check_usable, lines_of, mismatch_of, raised, until
 from ringcomm import MismatchError, premul_sum
 from ringcomm.bootstrap.start_errors import format_ranks
@@ -194,6 +196,18 @@ def test_check_raises_the_error_of_a_dropped_work(comm, how):
     del work
     raised(MismatchError, group.close)
     group.close()
+
+
+def test_grow_logs_the_error_of_a_dropped_work(monkeypatch, caplog):
+    """It has made the communicator that all ranks continue with."""
+    comm, grown = ringcomm.init(), ringcomm.init()
+    monkeypatch.setattr(comm, "_job", Mock(grow=lambda *_: grown))
+    work = comm.all_to_all(np.ones(1), np.ones(2), send_counts=[1], recv_counts=[2], async_op=True)
+    until(work.done, "the call")
+    del work
+    with comm.grow() as same:
+        assert same is grown
+    assert "rank 0 sends 1 elements to itself, but expects 2" in caplog.text
 
 
 @harness.on(2)

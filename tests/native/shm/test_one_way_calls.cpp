@@ -105,6 +105,28 @@ void a_mismatch_is_raised_once_on_every_rank(rc_comm* comm, int rank, int n, int
     DO(run(comm, RC_ALL_REDUCE, value.data(), value.data(), 1));
 }
 
+// The last rank calls something else than the first part of a call of several: no other rank goes on to the second.
+void a_mismatch_is_confirmed_before_the_next_part(rc_comm* comm, int rank, int n) {
+    std::vector<int> data(COUNT, rank), value(1, rank);
+    int32_t late = 0;
+    const rc_call part{data.data(), data.data(), COUNT, RC_INT32, RC_SUM, 1.0, 0, nullptr, &late};
+    for (int k = 0; k < 3; ++k) {
+        DO(rc_collective(comm, RC_BROADCAST, &part, -1, nullptr));
+        DO(rc_confirm(comm, -1));
+        if (rank == n - 1) {
+            CHECK(run(comm, RC_ALL_REDUCE, value.data(), value.data(), 1) == RC_MISMATCH);
+        } else {
+            DO(rc_collective(comm, RC_BROADCAST, &part, -1, nullptr));
+            CHECK(rc_confirm(comm, -1) == RC_MISMATCH);
+        }
+        CHECK(rc_last_error()->collective == (rank == n - 1 ? RC_ALL_REDUCE : RC_BROADCAST));
+        value[0] = rank;
+        DO(run(comm, RC_ALL_REDUCE, value.data(), value.data(), 1));
+        CHECK(value[0] == n * (n - 1) / 2);
+        value[0] = rank;
+    }
+}
+
 void a_rank_that_never_comes_is_named(rc_comm* comm, int rank) {
     std::vector<int> data(COUNT);
     while (rank == 1 && rc_check(comm) == RC_OK) std::this_thread::yield();
@@ -127,6 +149,7 @@ int main() {
             for (int collective : {RC_BROADCAST, RC_REDUCE, RC_GATHER}) {
                 a_mismatch_is_raised_once_on_every_rank(comm, rank, n, collective);
             }
+            a_mismatch_is_confirmed_before_the_next_part(comm, rank, n);
         });
         in_world(n, impatient(), a_rank_that_never_comes_is_named);
     }

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import harness
 from harness import torch_world
-from harness.failures import PROMPT, outcomes, raised, until_broken
+from harness.failures import PROMPT, outcomes, raised, until, until_broken
 from ringcomm import Aborted, CollectiveTimeout, MismatchError, PeerLost, RingcommError
 
 TIMEOUT = 1.0  # seconds, where one must run out
@@ -62,6 +62,37 @@ def test_different_calls_are_named_on_both_ranks():
         assert "barrier()" in texts[2]
         assert "all_to_all(" in texts[4]
         assert texts[3].count("in the torch.distributed group") == 1
+
+
+def abandoned(how):
+    """What destroy_process_group raises after a call that differs, and how much of it the program has seen."""
+    group = dist.new_group()
+    work = dist.all_reduce(torch.ones(3 + dist.get_rank()), group=group, async_op=True)
+    if how == "polled":
+        until(work.is_completed, "the call")
+    if how == "waited":
+        raised(MismatchError, work.wait)
+    if how == "asked":
+        until(work.is_completed, "the call")
+        assert isinstance(work.exception(), MismatchError)
+    seen = how in ("waited", "asked")
+    assert not seen or work.is_completed()
+    del work
+    if how == "followed":
+        dist.all_reduce(torch.ones(3), group=group)
+    text = "" if seen else str(raised(MismatchError, lambda: dist.destroy_process_group(group)))
+    dist.destroy_process_group(group)  # raises no more
+    return text
+
+
+@pytest.mark.parametrize("how", ["dropped", "polled", "followed", "waited", "asked"])
+def test_destroy_raises_the_mismatch_that_the_program_has_not_seen(how):
+    for text in torch_world.run(abandoned, 2, how):
+        if how in ("waited", "asked"):
+            assert text == ""
+        else:
+            assert "rank 1: all_reduce(float32 x 4, sum)" in text
+            assert text.count("in the torch.distributed group") == 1
 
 
 def passed_on():
