@@ -71,6 +71,7 @@ typedef struct {
     uint64_t copy_engine_bytes; /* on GPUs copy engines move arrays of at least this size; 0: never; cuda/copies.cpp */
     double timeout;             /* seconds a call may take, unless the call says otherwise */
     uint64_t wake_ns;           /* what a sleeping rank takes to wake up; 0: unknown */
+    int32_t cores;              /* that the ranks of this machine may use, all together */
     int32_t oversubscribed;     /* more ranks than cores: waiting ranks give the core away early */
 } rc_tuning;
 

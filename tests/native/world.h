@@ -52,6 +52,7 @@ inline rc_tuning small_tuning(Access access = STAGED) {
             .copy_engine_bytes = 0,
             .timeout = 60.0,
             .wake_ns = 0,
+            .cores = 2,
             .oversubscribed = 1};
 }
 
