@@ -150,7 +150,7 @@ private:
     std::atomic<bool> asleep_{false}, stopped_{false}, reported_{false};
     std::atomic<uint64_t> notify_{0};     // 0: none
     uint64_t pause_ns_ = 0;               // of the last sleep(), while somebody waits for an end
-    uint64_t idle_ns_ = 0, gone_ns_ = 0;  // since when there is no launch; since when a peer is lost
+    uint64_t idle_ns_ = 0, lost_ns_ = 0;  // since when there is no launch; since when a peer is lost
 };
 
 }  // namespace ringcomm

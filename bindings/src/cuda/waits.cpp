@@ -115,7 +115,7 @@ bool GpuGroup::poll_launches(PeerGroup& host) {
         idle_ns_ = 0;
         if (!load_acquire(&control_->abort)) end_hopeless_launches(host);
     } else {
-        gone_ns_ = 0;
+        lost_ns_ = 0;
         if (!idle_ns_) idle_ns_ = now_ns();
     }
     // A kernel can fail before its launch has returned.
@@ -130,7 +130,7 @@ bool GpuGroup::poll_launches(PeerGroup& host) {
 // Aborts the kernels when the group has failed, or a peer that they still wait for has left.
 void GpuGroup::end_hopeless_launches(PeerGroup& host) {
     check_gpu(host);
-    const auto lost = find_lost_peer(host, gone_ns_);
+    const auto lost = find_lost_peer(host, lost_ns_);
     if (lost) host.store_failure(*lost);
     if (lost || host.has_failed()) abort();
 }

@@ -91,7 +91,7 @@ private:
     struct Running {
         std::shared_ptr<AsyncRequest> async;
         std::unique_ptr<Failure> failure;
-        uint64_t gone_ns = 0;  // since when its peer is lost
+        uint64_t lost_ns = 0;  // since when its peer is lost
     };
 
     uint64_t launch(const std::vector<cuda::MessageTransfer>& transfers, const std::vector<Request*>& requests,

@@ -112,8 +112,8 @@ std::optional<Failure> PointToPointEngine::Gpu::find_failure() {
         if (each.failure || request.sends || source < 0 || source == group_.rank) continue;
         auto lost = group_.peer_failure(source, request.describe_call());
         if (!lost) continue;
-        if (!each.gone_ns) each.gone_ns = now_ns();
-        if (now_ns() - each.gone_ns > COMPLETION_NS) return lost;
+        if (!each.lost_ns) each.lost_ns = now_ns();
+        if (now_ns() - each.lost_ns > COMPLETION_NS) return lost;
     }
     return {};
 }
