@@ -76,11 +76,12 @@ typedef struct {
 } rc_tuning;
 
 typedef struct {
-    int32_t code;       /* rc_status */
-    int32_t rank;       /* the rank that failed, in the numbering of the communicator that failed; -1: none */
-    int32_t peer;       /* the other side of a point-to-point call; -1: none */
-    int32_t collective; /* rc_collective; -1: not a collective */
-    int32_t group_size; /* ranks of the communicator that failed, if this one was split from it; 0: this one failed */
+    int32_t code;        /* rc_status */
+    int32_t rank;        /* the rank that failed, in the numbering of the communicator that failed; -1: none */
+    int32_t peer;        /* the other side of a point-to-point call; -1: none */
+    int32_t collective;  /* rc_collective; -1: not a collective */
+    int32_t group_size;  /* ranks of the communicator that failed, if this one was split from it; 0: this one failed */
+    int32_t mismatch_at; /* of an abort by a rank whose last call was a mismatch: where that begins in the message */
     uint64_t epoch;
     char expected[192];
     char got[192];

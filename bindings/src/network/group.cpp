@@ -11,6 +11,19 @@ namespace ringcomm {
 
 namespace {
 
+// The abort of a rank that a mismatch made leave: its peers may still be in that call, and raise the mismatch there.
+Failure after_mismatch(const Failure& abort, const Failure& mismatch) {
+    const char* const begin = strstr(abort.error.message, mismatch.error.message);
+    if (!begin) return abort;  // it left for another reason
+    rc_error error = mismatch.error;
+    error.code = RC_ABORTED;
+    error.peer = error.rank;
+    error.rank = abort.error.rank;
+    error.mismatch_at = int32_t(begin - abort.error.message);
+    copy_text(error.message, sizeof error.message, abort.error.message);
+    return Failure(error);
+}
+
 // A failure that names a rank by its number on its host.
 void renumber(Failure& failure, int rank) {
     const std::string message = format("rank %d, which is rank %d on its host: ", rank, failure.error.rank);
@@ -128,13 +141,10 @@ bool NetworkGroup::has_failed() const {
 
 Failure NetworkGroup::as_mismatch(const Failure& failure, const CallRecord& call) const {
     const rc_error& abort = failure.error;
-    const std::string text = abort.message;
-    const size_t begin = text.find(mismatch_heading(call.epoch));
-    const bool of_this_call = abort.code == RC_ABORTED && !abort.group_size && abort.epoch == call.epoch;
-    if (!of_this_call || !abort.expected[0] || begin == text.npos) return failure;
+    if (!abort.mismatch_at || abort.group_size || abort.epoch != call.epoch) return failure;
     const std::string own = describe(call.signature);
     const bool same = own == abort.expected;
-    return Failure(RC_MISMATCH, text.substr(begin), same ? abort.peer : abort.rank, own,
+    return Failure(RC_MISMATCH, abort.message + abort.mismatch_at, same ? abort.peer : abort.rank, own,
                    same ? abort.got : abort.expected);
 }
 
@@ -143,15 +153,8 @@ void NetworkGroup::store_failure(const Failure& given) {
     const bool names_one = failure.error.code == RC_PEER_LOST && failure.error.rank >= 0 && !failure.error.group_size;
     const std::string death = names_one ? how_it_died(failure.error.rank) : "";
     const std::lock_guard lock(world->mutex);
-    const bool by_mismatch = mismatch_ && mismatch_->error.epoch == flight.epoch.load() &&
-                             strstr(failure.error.message, mismatch_heading(flight.epoch.load()).c_str());
-    if (failure.error.code == RC_ABORTED && by_mismatch) {
-        rc_error error = mismatch_->error;  // for as_mismatch() of the others, which may still be in that call
-        error.code = RC_ABORTED;
-        error.peer = error.rank;
-        error.rank = given.error.rank;
-        copy_text(error.message, sizeof error.message, given.error.message);
-        failure = Failure(error);
+    if (failure.error.code == RC_ABORTED && mismatch_ && mismatch_->error.epoch == flight.epoch.load()) {
+        failure = after_mismatch(failure, *mismatch_);
     }
     share_failure(failure);
     if (death.empty()) return;
