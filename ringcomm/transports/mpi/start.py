@@ -20,7 +20,7 @@ from ringcomm.errors import (
 )
 from ringcomm.transports import shm
 from ringcomm.transports.contract import Transport
-from ringcomm.transports.mpi.leaving import abort_at_exit, leaving
+from ringcomm.transports.mpi.finalize import abort_at_exit, leaving
 from ringcomm.transports.mpi.link import MpiNetwork, mpi_table
 from ringcomm.transports.mpi.world import all_gather_facts, duplicate, require_intracomm, serialized, world
 from ringcomm.transports.network.facts import JobFacts, facts_of
