@@ -14,9 +14,9 @@ namespace ringcomm {
 
 class Placement {
 public:
-    // Ranks for each core that they may use, above which a call waits for so many turns of ranks that a slice of another
-    // program adds little: they yield to it as to each other. An estimate: 32 were measured. To sleep instead would
-    // take half of its time from it.
+    // Ranks for each core that they may use, above which a call waits for so many turns of ranks that a slice of
+    // another program adds little: they yield to it as to each other. An estimate: 32 were measured. To sleep instead
+    // would take half of its time from it.
     static constexpr int CROWD = 16;
 
     // `cores`: that the ranks may use, all together: each may be bound to one, and a container may have few of many.

@@ -1,4 +1,4 @@
-// What the ranks of a NetworkGroup do: each rank answers for itself, or another one of its host; how a rank has ended.
+// What the ranks of a NetworkGroup do: each rank answers for itself, or another one of its host.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -111,21 +111,6 @@ void NetworkGroup::answer_arrived(PacketReader& packet) {
     const Bytes state = packet.rest();
     report.state = {reinterpret_cast<const char*>(state.data()), state.size()};
     if (r < uint32_t(size)) statuses_[r] = {begun, runs, std::move(report)};
-}
-
-std::string NetworkGroup::how_it_died(int r) {
-    const int here = layout.local_rank_of(r);
-    const bool left = closed(r) || (here >= 0 && local.comm && local.comm->closed(here));
-    return left ? "" : how_it_ended(r);
-}
-
-std::string NetworkGroup::how_it_ended(int r) {
-    const int here = layout.local_rank_of(r);
-    const std::string how = here >= 0 && local.comm ? local.comm->how_it_ended(here) : "";
-    if (!how.empty()) return how;
-    const std::lock_guard lock(world->mutex);
-    const std::string* reason = world->lost(members_[r]);
-    return reason ? "was lost (" + *reason + ")" : "";
 }
 
 }  // namespace ringcomm
