@@ -85,7 +85,7 @@ private:
         late_ = true;
         comm.set_waits_for(peer_);
     }
-    uint64_t spin_again_ns() const override { return comm.spin_policy.spin_ns; }
+    SpinPolicy spin_again() const override { return {comm.spin_policy.spin_ns, 0}; }
     Failure timed_out() override;
 
     uint64_t awaited_epoch_;  // the call whose records this rank waits for
