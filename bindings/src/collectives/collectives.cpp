@@ -164,7 +164,7 @@ void all_to_all(CollectiveOp& op) {
         [&] {
             size_t longest = call.bytes();
             for (int p = 0; uneven && p < n; ++p) {
-                longest = std::max(longest, Blocks(call, op.comm.arena().counts(p, call.epoch)).largest(n));
+                longest = std::max(longest, Blocks(call, op.group.arena().counts(p, call.epoch)).largest(n));
             }
             return chunking.chunks(longest);
         },
@@ -181,7 +181,7 @@ void all_to_all(CollectiveOp& op) {
             if (!pushes && !direct.negotiate({ALL_RANKS, NO_RANK})) return false;
             for (int i = 0; i < n; ++i) {
                 const int p = (me + i) % n;
-                const uint64_t* counts = uneven ? op.comm.arena().counts(p, call.epoch) : nullptr;
+                const uint64_t* counts = uneven ? op.group.arena().counts(p, call.epoch) : nullptr;
                 if (pushes) {
                     const size_t at = Blocks(call, counts ? counts + n : nullptr).offset(me);
                     op.copy_out(direct.target(p) + at, call.source + sent.offset(p), sent.bytes(p));
@@ -201,7 +201,7 @@ void reduce_scatter(CollectiveOp& op) {
     const Chunking chunking(op, n);
     const Slots slots(op, chunking, blocks, blocks.largest(n));
     const size_t mine = blocks.bytes(me);
-    const void** sources = op.comm.sources.data();
+    const void** sources = op.group.sources.data();
     DirectAccess direct(op, {blocks.offset(n), 0, blocks.largest(n)});
     exchange(
         op, {ALL_RANKS, ALL_RANKS}, direct, slots.total, [&] { return chunking.chunks(blocks.largest(n)); },
@@ -236,7 +236,7 @@ void run_single(const CollectiveOp& op) {
 
 void run(CollectiveOp& op) {
     const CallRecord& call = op.call;
-    const rc_path path = staged_path(op.comm, call);
+    const rc_path path = staged_path(op.group, call);
     op.set_path(path);
     if (path == RC_PATH_SINGLE) return op.part == Part::START || call.agrees_only ? void() : run_single(op);
     if (call.agrees_only) return barrier(op);  // compares the calls
@@ -257,7 +257,7 @@ void run(CollectiveOp& op) {
 
 }  // namespace
 
-void Comm::run_collective(const CallRecord& call) {
+void ShmGroup::run_collective(const CallRecord& call) {
     CollectiveOp op(*this, call, call.started ? Part::REST : Part::WHOLE);
     if (call.epoch % REFRESH == 0) op.refresh_flags();
     const auto finish = [&] { mine().finished.store(call.epoch, std::memory_order_release); };
@@ -271,7 +271,7 @@ void Comm::run_collective(const CallRecord& call) {
     finish();
 }
 
-void Comm::start_collective(const CallRecord& call) {
+void ShmGroup::start_collective(const CallRecord& call) {
     CollectiveOp op(*this, call, Part::START);
     run(op);
 }

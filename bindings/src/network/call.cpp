@@ -117,9 +117,9 @@ void NetworkCall::run_local(int collective, const void* source, void* target, ui
 
 // A rank of this host may have heard first.
 std::optional<Failure> NetworkCall::host_failure() {
-    if (!group_.local.comm) return {};
+    if (!group_.local.group) return {};
     try {
-        group_.local.comm->check_failure();
+        group_.local.group->check_failure();
     } catch (const Failure& failure) {
         return group_.from_host(failure, describe_call());
     }

@@ -58,7 +58,7 @@ NetworkGroup::NetworkGroup(std::shared_ptr<NetworkWorld> given, NetworkMembershi
       statuses_(size) {
     for (int r = 0; r < size; ++r) left_after_[r].store(OPEN);
     for (auto& slot : records_) slot.resize(layout.hosts());
-    if (local.comm) host_sleeper_.emplace(*local.comm, *world);
+    if (local.group) host_sleeper_.emplace(*local.group, *world);
     // A rank that waits in its host's memory must hear of failures elsewhere.
     drains->add(static_cast<PacketHandler*>(this), [this] { progress(); });
     world->add(number_, *this);
@@ -107,7 +107,7 @@ void NetworkGroup::run_collective(const CallRecord& call) {
 std::unique_ptr<PacketChannel> NetworkGroup::open_channel(int peer) {
     const int here = layout.local_rank_of(peer);
     if (here >= 0) {
-        return std::make_unique<HostChannel>(*local.comm, here, *world, members_[peer], head(PacketType::WAKE));
+        return std::make_unique<HostChannel>(*local.group, here, *world, members_[peer], head(PacketType::WAKE));
     }
     return std::make_unique<NetworkChannel>(*world, members_[peer], head(PacketType::MESSAGE), message_tag(),
                                             messages_[peer]);
@@ -118,9 +118,9 @@ std::unique_ptr<PacketChannel> NetworkGroup::open_channel(int peer) {
 // Messages inside this host take memory that its communicator allocates at its first use.
 void NetworkGroup::ensure_ready() {
     PeerGroup::ensure_ready();
-    if (!local.comm) return;
+    if (!local.group) return;
     try {
-        local.comm->ensure_ready();
+        local.group->ensure_ready();
     } catch (const Failure& failure) {
         fail(from_host(failure, "its next call"));
     }
@@ -179,7 +179,7 @@ void NetworkGroup::send_failure() const {
 bool NetworkGroup::set_failure(const Failure& failure) {
     if (failure_->set.load()) return false;
     // Inside this host first: afterwards a rank takes back memory from which a message is read there.
-    if (local.comm && !local.comm->closing()) local.comm->store_failure_between_hosts(failure, size);
+    if (local.group && !local.group->closing()) local.group->store_failure_between_hosts(failure, size);
     failure_->failure = failure;
     failure_->set.store(true, std::memory_order_release);
     for (const uint64_t unused : {tag(), message_tag()}) world->drop(unused);
@@ -190,7 +190,7 @@ bool NetworkGroup::set_failure(const Failure& failure) {
 Failure NetworkGroup::from_host(const Failure& failure, const std::string& what) {
     Failure translated(failure);
     if (failure.error.group_size) {  // not of the communicator of this host
-        const auto [stored, ancestor] = local.comm->stored_failure();
+        const auto [stored, ancestor] = local.group->stored_failure();
         if (ancestor >= 0) return from_ancestor(*stored, *ancestors_[ancestor]);
         translated = Failure(stored->error);
         if (stored->between) return translated;
@@ -201,7 +201,7 @@ Failure NetworkGroup::from_host(const Failure& failure, const std::string& what)
     if (translated.error.code == RC_PEER_LOST) {
         if (auto lost = peer_failure(number, what)) return *lost;
         // The packet that says so is on its way.
-        if (local.comm->closed(r)) return peer_lost(number, "closed the communicator", what);
+        if (local.group->closed(r)) return peer_lost(number, "closed the communicator", what);
     }
     renumber(translated, number);
     return translated;
@@ -261,7 +261,7 @@ void NetworkGroup::send_to_all(Bytes packet) const {
 
 void NetworkGroup::start_closing() {
     PeerGroup::start_closing();
-    if (local.comm) local.comm->start_closing();  // so that nobody there reads memory of this rank any more
+    if (local.group) local.group->start_closing();  // so that nobody there reads memory of this rank any more
     const std::lock_guard lock(world->mutex);
     if (failure_->set.load()) send_failure();  // some may not have heard of it, and would take this rank for its cause
     PacketWriter packet(head(PacketType::CLOSED));

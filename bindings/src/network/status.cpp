@@ -51,22 +51,22 @@ std::vector<std::optional<NetworkGroup::Status>> NetworkGroup::query(int calls) 
 // What the ranks of this host do is in its memory, of this rank at least.
 NetworkGroup::Status NetworkGroup::status_here(int local_rank, int calls) const {
     const FlightRecord& record =
-        local_rank == layout.local_rank ? flight : local.comm->arena().between_hosts(local_rank).record;
+        local_rank == layout.local_rank ? flight : local.group->arena().between_hosts(local_rank).record;
     RankReport report{layout.ranks[layout.host][local_rank], "", record.waits_for.load() - 1,
                       record.last(std::min(calls, MOST_CALLS))};
-    if (!local.comm) return {record.epoch.load(), true, report};
+    if (!local.group) return {record.epoch.load(), true, report};
     // It may wait for a rank of its host, in a collective by which it does its part there.
-    const int here = local.comm->arena().rank(local_rank).flight.waits_for.load() - 1;
+    const int here = local.group->arena().rank(local_rank).flight.waits_for.load() - 1;
     if (report.waits_for < 0 && here >= 0 && here < layout.local_size()) {
         report.waits_for = layout.ranks[layout.host][here];
     }
-    report.state = local.comm->state(local_rank);
-    return {record.epoch.load(), local.comm->runs(local_rank), report};
+    report.state = local.group->state(local_rank);
+    return {record.epoch.load(), local.group->runs(local_rank), report};
 }
 
 // A rank answers only while it is in a call.
 bool NetworkGroup::answers(int local_rank) const {
-    return local.comm->runs(local_rank) && local.comm->arena().between_hosts(local_rank).record.running();
+    return local.group->runs(local_rank) && local.group->arena().between_hosts(local_rank).record.running();
 }
 
 RankReport NetworkGroup::report(int r, int calls) const {
