@@ -122,53 +122,68 @@ def describe_ancestor(size: int) -> str:
     return f"the communicator of {size} ranks that this one was split from"
 
 
-def encode_error(error: RingcommError) -> str:
-    """Return an error with its facts as text, to be sent to other ranks."""
-    facts = {name: fact for name, fact in vars(error).items() if name in FACTS and fact is not None}
-    text = str(error)
-    if len(text) > TEXT_LENGTH:
-        text = text[: TEXT_LENGTH - len(CUT)] + CUT
-    return json.dumps([type(error).__name__, text, facts], default=str)
+def encode_error(error: RingcommError, most: int | None = None) -> str:
+    """Return an error with its facts as ASCII text, to be sent to other ranks; of at most `most` bytes if given."""
+    facts = _facts(error)
+
+    def encoded(message: str) -> str:
+        return json.dumps([type(error).__name__, message, facts], default=str)
+
+    message = str(error)
+    if len(message) > TEXT_LENGTH:
+        message = message[: TEXT_LENGTH - len(CUT)] + CUT
+    if most is None or len(encoded(message)) <= most:
+        return encoded(message)
+    facts = {name: fact for name, fact in facts.items() if len(json.dumps(fact, default=str)) <= most // 4}
+    while message and len(encoded(message + CUT)) > most:
+        message = message[: len(message) * 9 // 10]
+    return encoded(message + CUT)
 
 
 def decode_error(text: str | bytes) -> RingcommError:
     """Return the error that another rank has encoded."""
     name, message, facts = json.loads(text)
-    return _kind(name)(message, **facts)
+    kinds = {kind.__name__: kind for kind in RingcommError.__subclasses__()}
+    return kinds.get(name, RingcommError)(message, **facts)
 
 
 def describe_error(error: BaseException | None) -> str:
     """Return `Kind: message` of any error, or `Kind` without a message, as valid UTF-8; an empty string for None."""
     if error is None:
         return ""
-    short = isinstance(error, MemoryError) and not isinstance(error, RingcommError)
-    kind = "MemoryError" if short else type(error).__name__
+    kind = type(error).__name__
     try:
         return f"{kind}: {error}".removesuffix(": ").encode(errors="backslashreplace").decode()
     except Exception:  # from its __str__
         return kind
 
 
+def failure_on(rank: int, error: Exception, collective: str | None = None) -> RingcommError:
+    """Return the error that the other ranks raise for an error of any kind on `rank`.
+
+    It names that rank. A loss names none: what was lost may be the launcher.
+    """
+    failed = None if isinstance(error, PeerLost) else rank
+    if isinstance(error, RingcommError):
+        return type(error)(f"rank {rank}: {error}", **{"collective": collective, **_facts(error), "rank": failed})
+    kind = MemoryShortage if isinstance(error, MemoryError) else RingcommError
+    return kind(f"rank {rank}: {describe_error(error)}", rank=failed, collective=collective)
+
+
 def raise_first_failure(
     failures: Iterable[str], rank: int, error: Exception | None, collective: str | None = None
 ) -> None:
-    """Raise this rank's `error`, else the first of `failures`, one `describe_error` text per rank.
-
-    The rank of the error is the one that failed. A loss names no rank here: what was lost may be the launcher.
-    """
+    """Raise this rank's `error`, else the first of `failures`: of each rank, its `failure_on` encoded, or ""."""
     if isinstance(error, RingcommError):
         if error.rank is None and not isinstance(error, PeerLost):
             error.rank = rank
         raise error
-    for other, text in enumerate(failures):
-        if text and (error is None or other == rank):
-            name, _, message = text.partition(": ")
-            kind = _kind(name)
-            described = text if kind is RingcommError else message
-            failed = None if kind is PeerLost else other
-            raise kind(f"rank {other}: {described}", rank=failed, collective=collective) from error
+    if error:
+        raise failure_on(rank, error, collective) from error
+    for text in failures:
+        if text:
+            raise decode_error(text)
 
 
-def _kind(name: str) -> type[RingcommError]:
-    kinds = {kind.__name__: kind for kind in RingcommError.__subclasses__()} | {"MemoryError": MemoryShortage}
-    return kinds.get(name, RingcommError)
+def _facts(error: RingcommError) -> dict[str, Any]:
+    return {name: fact for name, fact in vars(error).items() if name in FACTS and fact is not None}

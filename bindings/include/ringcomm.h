@@ -72,15 +72,17 @@ typedef struct {
     double timeout;             /* seconds a call may take, unless the call says otherwise */
     uint64_t wake_ns;           /* what a sleeping rank takes to wake up; 0: unknown */
     uint64_t tree_wait_ns;      /* how long a rank waits for its turn in the tree of small calls; 0: there is none */
+    int32_t cores;              /* that the ranks of this machine may use, all together */
     int32_t oversubscribed;     /* more ranks than cores: waiting ranks give the core away early */
 } rc_tuning;
 
 typedef struct {
-    int32_t code;       /* rc_status */
-    int32_t rank;       /* the rank that failed, in the numbering of the communicator that failed; -1: none */
-    int32_t peer;       /* the other side of a point-to-point call; -1: none */
-    int32_t collective; /* rc_collective; -1: not a collective */
-    int32_t group_size; /* ranks of the communicator that failed, if this one was split from it; 0: this one failed */
+    int32_t code;        /* rc_status */
+    int32_t rank;        /* the rank that failed, in the numbering of the communicator that failed; -1: none */
+    int32_t peer;        /* the other side of a point-to-point call; -1: none */
+    int32_t collective;  /* rc_collective; -1: not a collective */
+    int32_t group_size;  /* ranks of the communicator that failed, if this one was split from it; 0: this one failed */
+    int32_t mismatch_at; /* of an abort by a rank whose last call was a mismatch: where that begins in the message */
     uint64_t epoch;
     char expected[192];
     char got[192];

@@ -5,7 +5,7 @@
 #include "abi/handles.h"
 #include "core/waiting.h"
 #include "fast_path.h"
-#include "shm/comm.h"
+#include "shm/group.h"
 
 namespace ringcomm {
 
@@ -158,7 +158,7 @@ PyObject* make_handler(PyObject*, PyObject* const* values, Py_ssize_t count) {
     std::shared_ptr<Heap> heap;
     std::string why = "RLIMIT_AS or RLIMIT_FSIZE of a rank leaves no room for shared ones";
     const int status = enter(comm, [&](const EntryGuard& entry) {
-        Comm* const local = dynamic_cast<Comm*>(&entry.group());
+        ShmGroup* const local = dynamic_cast<ShmGroup*>(&entry.group());
         try {
             if (local) heap = local->world->heaps.open();
         } catch (const Failure& failure) {  // its range of addresses cannot be mapped

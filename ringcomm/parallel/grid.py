@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from ringcomm.errors import ArgumentError, describe_error, integer, raise_first_failure, refuse
+from ringcomm.errors import ArgumentError, encode_error, failure_on, integer, raise_first_failure, refuse
 from ringcomm.layout_rules import check
 from ringcomm.torch.timeouts import timeout_of
 
@@ -176,7 +176,8 @@ class Grid:
             failure = error
         failures = [""] * self.world.size
         if self.world.size > 1:
-            dist.all_gather_object(failures, describe_error(failure), group=self.world.group)
+            sent = encode_error(failure_on(self.world.rank, failure)) if failure else ""
+            dist.all_gather_object(failures, sent, group=self.world.group)
         if failure:
             raise failure
         raise_first_failure(failures, self.world.rank, None)

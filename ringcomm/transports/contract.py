@@ -25,7 +25,7 @@ from typing import Any, Protocol, Self
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.start_errors import by_rank
 from ringcomm.config import Config
-from ringcomm.errors import MismatchError, RingcommError, describe_error, raise_first_failure, refuse
+from ringcomm.errors import Aborted, MismatchError, RingcommError, encode_error, failure_on, raise_first_failure, refuse
 from ringcomm.native import NULL, STATUS, check, ffi, lib
 from ringcomm.transports.calls import CollectiveCall, Fused, NativeWork, TransferCall
 from ringcomm.transports.fast_path import make_fast_path
@@ -37,6 +37,7 @@ REGROUPING = {"shrink": lib.RC_REGROUPING_SHRINK, "grow": lib.RC_REGROUPING_GROW
 # Calls in the flight record of a rank. Shared memory has one entry more, which may be half written.
 RECORDED_CALLS = 1023
 CALL_BYTES = 256  # of a call in a report, at most
+ERROR_BYTES = 960  # of an error as a fact: quoted it takes up to twice as many
 FACT_BYTES = 2048  # of a fact in `all_gather_facts`: the same on all ranks, and enough for those that use it
 
 
@@ -259,9 +260,10 @@ class Transport(ABC):
             error = raised
         except BaseException as interrupt:
             with suppress(RingcommError):  # of the communicator
-                self.all_gather_facts(name, [None, f"Aborted: {type(interrupt).__name__}"], timeout)
+                aborted = Aborted(f"rank {self.rank}: {type(interrupt).__name__}", rank=self.rank, collective=name)
+                self.all_gather_facts(name, [None, encode_error(aborted)], timeout)
             raise
-        failure = describe_error(error).encode("ascii", "replace").decode()[:300]
+        failure = encode_error(failure_on(self.rank, error, name), ERROR_BYTES) if error else ""
         outcomes = self.all_gather_facts(name, [value, failure], timeout)
         raise_first_failure((failure for _, failure in outcomes), self.rank, error, name)
         return [value for value, _ in outcomes]

@@ -170,8 +170,10 @@ def _answer(members: Sequence[int], hellos: list[dict[str, Any]]) -> tuple[dict[
     """Decide for all ranks, on rank 0; return the settings and the descriptor of the memory."""
     check_versions([hello["version"] for hello in hellos], members=members)
     tuning = hellos[0]["tuning"]
+    cores = [hello["cores"] for hello in hellos]
+    tuning["cores"] = len(set().union(*cores))
     if tuning["oversubscribed"] is None:
-        tuning["oversubscribed"] = topology.outnumbered([hello["cores"] for hello in hellos])
+        tuning["oversubscribed"] = topology.outnumbered(cores)
     played = hellos[0]["topology"]
     if played and prod(map(int, played.split("x"))) < len(hellos):
         raise refuse("topology", f"room for {len(hellos)} ranks", repr(played))
@@ -186,7 +188,7 @@ def _answer(members: Sequence[int], hellos: list[dict[str, Any]]) -> tuple[dict[
     tuning["wake_ns"] = 0  # only once there is memory, of which its thread needs some, too
     size = lib.rc_world_bytes(len(hellos), ffi.new("rc_tuning *", tuning))
     memory.require(size, f"the arenas of {len(hellos)} ranks")
-    tuning["wake_ns"] = _wake_ns([hello["cores"] for hello in hellos])
+    tuning["wake_ns"] = _wake_ns(cores)
     fd = ffi.new("int *")
     check(lib.rc_file_create(fd))
     return {"tuning": tuning, "nonce": secrets.randbits(64), "topology": played}, fd[0]

@@ -85,6 +85,10 @@ def test_an_error_reaches_other_ranks_with_all_its_facts():
     assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
+def encoded(rank, error):
+    return errors.encode_error(errors.failure_on(rank, error, "split"))
+
+
 class Mute(Exception):
     def __str__(self):
         raise ValueError
@@ -98,22 +102,22 @@ class Short(MemoryError):
     ("error", "kind", "words"),
     [
         (ringcomm.PeerLost("gone"), ringcomm.PeerLost, "rank 3: gone"),
-        (Short("no more"), ringcomm.MemoryShortage, "rank 3: no more"),
+        (Short("no more"), ringcomm.MemoryShortage, "rank 3: Short: no more"),
         (KeyError("x"), ringcomm.RingcommError, "rank 3: KeyError: 'x'"),
         (OSError("file \udcff"), ringcomm.RingcommError, r"rank 3: OSError: file \udcff"),
         (Mute(), ringcomm.RingcommError, "rank 3: Mute"),
     ],
 )
 def test_a_failure_on_one_rank_is_raised_on_all(error, kind, words):
-    all_words = ["", "", "", errors.describe_error(error), "KeyError: 'another'"]
+    failures = ["", "", "", encoded(3, error), encoded(4, KeyError("another"))]
     with pytest.raises(kind) as elsewhere:
-        errors.raise_first_failure(all_words, 1, None, "split")
+        errors.raise_first_failure(failures, 1, None, "split")
     assert type(elsewhere.value) is kind
     culprit = None if kind is ringcomm.PeerLost else 3  # rank 3 runs
     assert (str(elsewhere.value), elsewhere.value.rank, elsewhere.value.collective) == (words, culprit, "split")
     assert elsewhere.value.__cause__ is None
     with pytest.raises(kind) as here:
-        errors.raise_first_failure(all_words, 3, error, "split")
+        errors.raise_first_failure(failures, 3, error, "split")
     assert here.value is error or here.value.__cause__ is error
     assert here.value.rank == culprit
 
@@ -121,9 +125,30 @@ def test_a_failure_on_one_rank_is_raised_on_all(error, kind, words):
 def test_a_rank_that_also_fails_raises_its_own_error():
     error = KeyError("another")
     with pytest.raises(ringcomm.RingcommError, match="rank 4: KeyError: 'another'") as here:
-        errors.raise_first_failure(["", "", "", "PeerLost: gone", errors.describe_error(error)], 4, error)
+        errors.raise_first_failure(["", "", "", encoded(3, ringcomm.PeerLost("gone")), encoded(4, error)], 4, error)
     assert here.value.__cause__ is error
 
 
 def test_nothing_is_raised_without_a_failure():
-    errors.raise_first_failure([errors.describe_error(None)] * 4, 0, None)
+    errors.raise_first_failure([""] * 4, 0, None)
+
+
+def test_a_failure_keeps_its_facts_on_all_ranks():
+    error = ringcomm.ArgumentError("no", argument="count", expected="1", got="2")
+    with pytest.raises(ringcomm.ArgumentError) as elsewhere:
+        errors.raise_first_failure(["", encoded(1, error)], 0, None)
+    facts = vars(elsewhere.value)
+    assert {name: fact for name, fact in facts.items() if fact is not None} == {
+        "argument": "count", "expected": "1", "got": "2", "rank": 1, "collective": "split"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "\udcff" * 5000, '"' * 5000])
+@pytest.mark.parametrize("got", ["short", "y" * 5000])
+def test_an_encoded_error_is_no_longer_than_it_may_be(text, got):
+    encoded = errors.encode_error(ringcomm.MismatchError(text, rank=1, got=got), 960)
+    assert len(encoded) <= 960
+    again = errors.decode_error(encoded)
+    assert (again.rank, again.got) == (1, got if got == "short" else None)
+    assert str(again).endswith(" … (this text was cut)")
+    assert text.startswith(str(again).removesuffix(" … (this text was cut)"))

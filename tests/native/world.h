@@ -55,6 +55,7 @@ inline rc_tuning small_tuning(Access access = STAGED) {
             .timeout = 60.0,
             .wake_ns = 0,
             .tree_wait_ns = 0,
+            .cores = 2,
             .oversubscribed = 1};
 }
 

@@ -70,7 +70,7 @@ RESERVED = {
         *("objects", "launcher.pickling", "launcher.forkserver", "mpi4py.calls.pickling"),
         *("parallel.state.checkpoint", "parallel.state.encoding"),
     ),
-    "mpi4py": ("bench.rank.mpi", "transports.mpi.world", "transports.mpi.link", "transports.mpi.leaving"),
+    "mpi4py": ("bench.rank.mpi", "transports.mpi.world", "transports.mpi.link", "transports.mpi.finalize"),
 }
 # The methods of mpi4py's communicators that pickle; their capitalized forms take buffers.
 PICKLING = {

@@ -3,7 +3,7 @@
 #include <cinttypes>
 
 #include "abi/handles.h"
-#include "shm/comm.h"
+#include "shm/group.h"
 #include "shm/inspect.h"
 
 using namespace ringcomm;
@@ -20,15 +20,15 @@ uint64_t arena_bytes(int size, const rc_tuning* tuning, uint64_t rc_tuning::* bu
     return bytes;
 }
 
-Comm& shared_memory(const EntryGuard& entry) {
-    if (Comm* comm = dynamic_cast<Comm*>(&entry.group())) return *comm;
+ShmGroup& shared_memory(const EntryGuard& entry) {
+    if (auto* const group = dynamic_cast<ShmGroup*>(&entry.group())) return *group;
     reject("comm: expected a communicator whose ranks share memory");
 }
 
 // A range behind the heaps, and within what is reserved: an access beyond would be a SIGBUS.
-void check_reserved(const Comm& comm, uint64_t offset, uint64_t bytes) {
+void check_reserved(const ShmGroup& group, uint64_t offset, uint64_t bytes) {
     check_fits(bytes);
-    const World& world = *comm.world;
+    const World& world = *group.world;
     const uint64_t begin = World::heaps_end(world.arena->size, world.tuning);
     const uint64_t end = world.arena->group().file_end.load();
     if (offset % PAGE == 0 && offset >= begin && offset <= end && bytes <= end - offset) return;
@@ -36,9 +36,9 @@ void check_reserved(const Comm& comm, uint64_t offset, uint64_t bytes) {
 }
 
 // The memory of some ranks of `above`, in `part` bytes for each.
-GroupMemory group_within(const Comm& above, uint64_t offset, int size, const int* members, uint64_t part) {
+GroupMemory group_within(const ShmGroup& above, uint64_t offset, int size, const int* members, uint64_t part) {
     GroupMemory group{std::make_shared<Arena>(above.world->file, offset, size, part), {}};
-    for (int r = 0; r < size; ++r) group.members.push_back(above.group().members[members[r]]);
+    for (int r = 0; r < size; ++r) group.members.push_back(above.memory().members[members[r]]);
     return group;
 }
 
@@ -78,7 +78,7 @@ int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pi
         for (int r = 0; r < size; ++r) members[r] = r;
         auto arena = world->arena;
         auto opened =
-            std::make_unique<Comm>(world, GroupMemory{arena, members}, std::vector<GroupMemory>{}, rank, *tuning);
+            std::make_unique<ShmGroup>(world, GroupMemory{arena, members}, std::vector<GroupMemory>{}, rank, *tuning);
         opened->ensure_ready();
         arena->rank(rank).node.store(domain->node);
         arena->rank(rank).cache.store(domain->cache);
@@ -115,14 +115,15 @@ int rc_inspect(int fd, uint64_t offset, int most, rc_rank_view* ranks, int* size
 
 int rc_sub_open(rc_comm* parent, uint64_t offset, int rank, int size, const int* members, rc_comm** comm) {
     return enter(parent, [&](const EntryGuard& entry) {
-        Comm& above = shared_memory(entry);
+        ShmGroup& above = shared_memory(entry);
         check_members(above.rank, above.size, rank, size, members);
         check_pointer("comm", comm);
         check_reserved(above, offset, rc_sub_bytes(size, &above.tuning()));
         auto ancestors = above.ancestors();
-        ancestors.push_back(above.group());
+        ancestors.push_back(above.memory());
         auto group = group_within(above, offset, size, members, above.tuning().sub_arena_bytes);
-        auto opened = std::make_unique<Comm>(above.world, std::move(group), std::move(ancestors), rank, above.tuning());
+        auto opened =
+            std::make_unique<ShmGroup>(above.world, std::move(group), std::move(ancestors), rank, above.tuning());
         *comm = new rc_comm{std::make_shared<CommHandle>(std::move(opened))};
     });
 }
@@ -130,13 +131,14 @@ int rc_sub_open(rc_comm* parent, uint64_t offset, int rank, int size, const int*
 int rc_group_open(rc_comm* other, uint64_t offset, int rank, int size, const int* members, const rc_tuning* tuning,
                   rc_comm** comm) {
     return enter(other, [&](const EntryGuard& entry) {
-        const Comm& inside = shared_memory(entry);
+        const ShmGroup& inside = shared_memory(entry);
         check_members(inside.rank, inside.size, rank, size, members);
         check_pointer("comm", comm);
         check_tuning(tuning);
         check_reserved(inside, offset, rc_world_bytes(size, tuning));
         auto group = group_within(inside, offset, size, members, tuning->arena_bytes);
-        auto opened = std::make_unique<Comm>(inside.world, std::move(group), std::vector<GroupMemory>{}, rank, *tuning);
+        auto opened =
+            std::make_unique<ShmGroup>(inside.world, std::move(group), std::vector<GroupMemory>{}, rank, *tuning);
         *comm = new rc_comm{std::make_shared<CommHandle>(std::move(opened))};
     });
 }
@@ -148,7 +150,7 @@ int rc_shrink(rc_comm* comm, double timeout, int* members, int* size, rc_comm** 
         check_pointer("size", size);
         check_pointer("next", next);
         reject_in_signal_handler(entry.group());
-        Comm& broken = shared_memory(entry);
+        ShmGroup& broken = shared_memory(entry);
         auto [opened, ranks] = broken.shrink(deadline_of(now_ns(), timeout < 0 ? broken.tuning().timeout : timeout));
         std::copy(ranks.begin(), ranks.end(), members);
         *size = int(ranks.size());
@@ -173,7 +175,7 @@ uint64_t rc_region_bytes(uint64_t bytes) { return bytes > MAX_BYTES ? 0 : region
 
 int rc_region_open(rc_comm* comm, uint64_t offset, uint64_t bytes, rc_region** region) {
     return enter(comm, [&](const EntryGuard& entry) {
-        Comm& inside = shared_memory(entry);
+        ShmGroup& inside = shared_memory(entry);
         check_pointer("region", region);
         if (bytes > MAX_BYTES / inside.size) rejectf("%" PRIu64 " bytes for each rank are more than any memory", bytes);
         check_reserved(inside, offset, inside.size * region_part_bytes(bytes));

@@ -55,15 +55,15 @@ LocalRanks local_ranks(rc_comm* local, const HostLayout& layout, int group_size,
         return {{}, nullptr, nullptr, std::make_shared<FlightRecord>()};
     }
     const EntryGuard entry(*local->handle);
-    auto* const comm = dynamic_cast<Comm*>(&entry.group());
-    if (!comm) reject("local: expected a communicator in shared memory");
+    auto* const group = dynamic_cast<ShmGroup*>(&entry.group());
+    if (!group) reject("local: expected a communicator in shared memory");
     entry->p2p.give_up_channels();
-    check_size(comm->size);
-    if (comm->rank != layout.local_rank) rejectf("local: expected rank %d, got %d", layout.local_rank, comm->rank);
+    check_size(group->size);
+    if (group->rank != layout.local_rank) rejectf("local: expected rank %d, got %d", layout.local_rank, group->rank);
     const auto& state = local->handle->state;
-    std::shared_ptr<FlightRecord> flight(state, &comm->open_between_hosts(group_size, link.rank, link.size));
+    std::shared_ptr<FlightRecord> flight(state, &group->open_between_hosts(group_size, link.rank, link.size));
     if (layout.largest() == 1) return {{}, nullptr, nullptr, flight};
-    return {state, comm, &entry->collectives, flight};
+    return {state, group, &entry->collectives, flight};
 }
 
 UcxMessages& messages_of(rc_ucx* ucx) {
@@ -203,10 +203,10 @@ int rc_network_group(rc_network* network, uint64_t number, int rank, int size, c
         std::vector<std::shared_ptr<FailureState>> ancestors;
         if (parent) {
             ancestors = network_group(EntryGuard(*parent->handle)).lineage();
-        } else if (here.comm) {
-            network->world->drains = here.comm->drains;
+        } else if (here.group) {
+            network->world->drains = here.group->drains;
         }
-        if (here.comm && here.comm->ancestors().size() != ancestors.size()) {
+        if (here.group && here.group->ancestors().size() != ancestors.size()) {
             reject("local: expected ranks split from those that the parent has on this host");
         }
         auto group = std::make_unique<NetworkGroup>(

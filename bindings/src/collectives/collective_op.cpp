@@ -13,27 +13,31 @@
 
 namespace ringcomm {
 
-CollectiveOp::CollectiveOp(Comm& comm, const CallRecord& call, Part part)
-    : RunningCollective(comm, call), comm(comm), part(part), awaited(comm.awaited(call)), awaited_epoch_(call.epoch) {}
+CollectiveOp::CollectiveOp(ShmGroup& group, const CallRecord& call, Part part)
+    : RunningCollective(group, call),
+      group(group),
+      part(part),
+      awaited(group.awaited(call)),
+      awaited_epoch_(call.epoch) {}
 
 void CollectiveOp::await_room(size_t staged_bytes) {
     // A count per pair of ranks: await_starts() compares them all.
     const bool counts = call.counts && collectives[call.collective].exchanges();
     // Staging buffers and counts have room for two calls.
     verify(staged_bytes > INLINE_BYTES || counts ? call.epoch - 1
-                                                 : call.epoch - std::min(call.epoch, comm.run_ahead()));
-    if (counts) memcpy(comm.arena().counts(rank, call.epoch), call.counts, 2 * size * sizeof(uint64_t));
+                                                 : call.epoch - std::min(call.epoch, group.run_ahead()));
+    if (counts) memcpy(group.arena().counts(rank, call.epoch), call.counts, 2 * size * sizeof(uint64_t));
 }
 
 void CollectiveOp::publish_start(const DirectBuffers* buffers) {
-    StartRecord& record = comm.record(rank, call.epoch);
+    StartRecord& record = group.record(rank, call.epoch);
     record.signature = call.signature;
     if (buffers) {
         record.signature.word |= SIGNATURE_DIRECT;
         record.buffers = *buffers;
     }
-    comm.world->placement.publish_core(comm.group().members[rank]);
-    comm.publish_to_all<SITE_START>(record.epoch, call.epoch);
+    group.world->placement.publish_core(group.memory().members[rank]);
+    group.publish_to_all<SITE_START>(record.epoch, call.epoch);
 }
 
 void CollectiveOp::await_starts(size_t inlined) {
@@ -41,7 +45,7 @@ void CollectiveOp::await_starts(size_t inlined) {
     if (awaited == NO_RANK || (awaited >= 0 && !differs(awaited, lines))) return;  // if it differs, all are named
     confirm(lines);
     if (!collectives[call.collective].exchanges() || !call.counts) return;
-    compare_counts([&](int r) { return comm.arena().counts(r, call.epoch); });
+    compare_counts([&](int r) { return group.arena().counts(r, call.epoch); });
 }
 
 void CollectiveOp::confirm(size_t lines) {
@@ -51,7 +55,7 @@ void CollectiveOp::confirm(size_t lines) {
         if (p != rank && differs(p, lines)) other = p;
     }
     verify(call.epoch - 1);  // all ranks have started those
-    comm.verified = call.epoch;
+    group.verified = call.epoch;
     if (other != NO_RANK) throw mismatch_of(call.epoch, other);
 }
 
@@ -61,7 +65,7 @@ bool CollectiveOp::differs(int p, size_t lines) {
 }
 
 void CollectiveOp::verify(uint64_t last) {
-    for (uint64_t epoch = comm.verified + 1; epoch <= last; comm.verified = epoch++) {
+    for (uint64_t epoch = group.verified + 1; epoch <= last; group.verified = epoch++) {
         int other = NO_RANK;
         awaited_epoch_ = epoch;
         for (int p = 0; p < size; ++p) {
@@ -69,7 +73,7 @@ void CollectiveOp::verify(uint64_t last) {
             await(record(p, epoch).epoch, epoch, p);
             if (signature_in(record(p, epoch)) != signature_in(record(rank, epoch))) other = p;
         }
-        if (other != NO_RANK) comm.returned_failure.keep(mismatch_of(epoch, other));
+        if (other != NO_RANK) group.returned_failure.keep(mismatch_of(epoch, other));
     }
     awaited_epoch_ = call.epoch;
 }
@@ -92,7 +96,7 @@ void CollectiveOp::check_chunk_count(uint64_t chunks) const {
 void CollectiveOp::await_staged(int r, uint64_t chunk) {
     // The start record publishes chunk 0, unless the rank wanted direct access.
     if (chunk > 0 || wants_direct(r)) {
-        await(comm.header(r).staged, position(call.epoch, chunk + 1), r);
+        await(group.header(r).staged, position(call.epoch, chunk + 1), r);
     }
 }
 
@@ -104,13 +108,13 @@ void CollectiveOp::read(int r, std::byte* target, const std::byte* address, size
     // Of two ranks the other one may be waiting for the end of this copy. It is woken when as much is left as takes the
     // time of a wake-up, some 100 us, so that it spins then.
     constexpr size_t LAST = 1 << 20;
-    const bool wakes = size == 2 && spin_again_ns() > 0;
+    const bool wakes = size == 2 && group.spin_policy.spin_ns > 0;
     const auto read_part = [&](size_t begin, size_t end) {
-        return comm.world->cma.read(comm.group().members[r], target + begin, address + begin, end - begin);
+        return group.world->cma.read(group.memory().members[r], target + begin, address + begin, end - begin);
     };
     const size_t begun = wakes ? bytes - std::min(bytes, LAST) : 0;
     if (read_part(0, begun)) {
-        if (wakes) ring(comm.header(r).doorbell, rank);
+        if (wakes) ring(group.header(r).doorbell, rank);
         if (read_part(begun, bytes)) return;
     }
     const std::string why = strerror(errno);
@@ -134,11 +138,11 @@ void CollectiveOp::await(const Flag& flag, uint64_t value, int peer, size_t line
     };
     if (ready()) return;
     peer_ = peer;
-    Waits* const waits = comm.waits;
+    Waits* const waits = group.waits;
     const uint64_t begin = waits ? ticks() : 0;
-    wait_until(ready, OneSleeper{comm.mine().doorbell, peer}, comm.spin_policy, *this);
+    wait_until(ready, OneSleeper{group.mine().doorbell, peer}, group.spin_policy, *this);
     if (waits) waits->add(ticks() - begin, peer);
-    if (std::exchange(late_, false)) comm.flight.clear_waits_for();
+    if (std::exchange(late_, false)) group.flight.clear_waits_for();
 }
 
 Failure CollectiveOp::timed_out() {

@@ -3,7 +3,7 @@
 
 #include "core/running_collective.h"
 #include "kernels/cpu/kernels.h"
-#include "shm/comm.h"
+#include "shm/group.h"
 
 namespace ringcomm {
 
@@ -19,11 +19,11 @@ enum class Part { WHOLE, START, REST };
 
 class CollectiveOp final : public RunningCollective {
 public:
-    CollectiveOp(Comm& comm, const CallRecord& call, Part part);
+    CollectiveOp(ShmGroup& group, const CallRecord& call, Part part);
 
-    Comm& comm;
+    ShmGroup& group;
     const Part part;
-    const int awaited;  // the ranks whose start records this one awaits: see Comm::awaited()
+    const int awaited;  // the ranks whose start records this one awaits: see ShmGroup::awaited()
 
     // Publishes the start record, and with it chunk 0, the `staged_bytes` that `stage` fills; or, for a rank that wants
     // direct access, its buffers, and then nothing is staged yet. Returns whether the rest of the call is to follow.
@@ -48,26 +48,26 @@ public:
     // Where rank r stages `bytes` of a chunk: in its start record if they fit, else in a staging buffer.
     std::byte* staging(int r, uint64_t chunk, size_t bytes) const {
         if (bytes <= INLINE_BYTES && chunk == 0) return const_cast<std::byte*>(record(r).payload);
-        return comm.arena().staging(r, (call.epoch & 1) * 2 + (chunk & 1));
+        return group.arena().staging(r, (call.epoch & 1) * 2 + (chunk & 1));
     }
     // Non-temporal stores where they are `gain` times as fast.
     void copy_in(std::byte* shared, const std::byte* own, size_t bytes, double gain = 1.2) const {
-        comm.staging_stores.copy(shared, own, bytes, gain);
+        group.staging_stores.copy(shared, own, bytes, gain);
     }
     void copy_out(std::byte* target, const std::byte* source, size_t bytes) const {
-        comm.output_stores.copy(target, source, bytes);
+        group.output_stores.copy(target, source, bytes);
     }
 
     // Publish that this rank is done with `chunks` chunks.
-    void publish_staged(uint64_t chunks) { publish<SITE_STAGED>(comm.mine().staged, chunks); }
-    void publish_reduced(uint64_t chunks) { publish<SITE_REDUCED>(comm.mine().reduced, chunks); }
-    void publish_collected(uint64_t chunks) { publish<SITE_COLLECTED>(comm.mine().collected, chunks); }
+    void publish_staged(uint64_t chunks) { publish<SITE_STAGED>(group.mine().staged, chunks); }
+    void publish_reduced(uint64_t chunks) { publish<SITE_REDUCED>(group.mine().reduced, chunks); }
+    void publish_collected(uint64_t chunks) { publish<SITE_COLLECTED>(group.mine().collected, chunks); }
     // Advances all flags to this call, so that none falls half a wrap behind.
     void refresh_flags();
     void check_chunk_count(uint64_t chunks) const;  // positions count that many; throws on all ranks
     void await_staged(int r, uint64_t chunk);
-    void await_reduced(int r, uint64_t chunks) { await(comm.header(r).reduced, position(call.epoch, chunks), r); }
-    void await_collected(int r, uint64_t chunks) { await(comm.header(r).collected, position(call.epoch, chunks), r); }
+    void await_reduced(int r, uint64_t chunks) { await(group.header(r).reduced, position(call.epoch, chunks), r); }
+    void await_collected(int r, uint64_t chunks) { await(group.header(r).collected, position(call.epoch, chunks), r); }
 
     // Throws if the call has failed on some rank, or a rank that it needs has died or closed.
     void check();
@@ -75,7 +75,7 @@ public:
     void read(int r, std::byte* target, const std::byte* address, size_t bytes);
 
 private:
-    const StartRecord& record(int r, uint64_t epoch) const { return comm.record(r, epoch); }
+    const StartRecord& record(int r, uint64_t epoch) const { return group.record(r, epoch); }
     // Before chunk 0 is written: until no rank reads what was there before.
     void await_room(size_t staged_bytes);
     void publish_start(const DirectBuffers* buffers);
@@ -88,15 +88,15 @@ private:
     }
     template <Site site>
     void publish(Flag& flag, uint64_t chunks) {
-        comm.publish_to_all<site>(flag, position(call.epoch, chunks));
+        group.publish_to_all<site>(flag, position(call.epoch, chunks));
     }
     void await(const Flag& flag, uint64_t value, int peer, size_t lines = 1);
-    bool has_finished(int r) const override { return observe(comm.header(r).finished) >= call.epoch; }
+    bool has_finished(int r) const override { return observe(group.header(r).finished) >= call.epoch; }
     void on_long_wait() override {
         late_ = true;
-        comm.set_waits_for(peer_);
+        group.set_waits_for(peer_);
     }
-    uint64_t spin_again_ns() const override { return comm.spin_policy.spin_ns; }
+    SpinPolicy spin_again() const override { return {group.spin_policy.spin_ns, 0}; }
     Failure timed_out() override;
 
     uint64_t awaited_epoch_;  // the call whose records this rank waits for

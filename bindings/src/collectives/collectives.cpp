@@ -114,7 +114,7 @@ void all_gather_one_shot(CollectiveOp& op) {
     if (!op.start(block, [&] { op.copy_in(op.staging(op.rank, 0, block), call.source, block); })) return;
     if (TreePass(op, block, op.size * block).run(join)) return;
     op.await_starts(block);
-    const void** sources = op.comm.sources.data();
+    const void** sources = op.group.sources.data();
     for (int p = 0; p < op.size; ++p) sources[p] = p == op.rank ? call.source : op.staging(p, 0, block);
     join(sources, call.target);
     op.set_path(RC_PATH_ONE_SHOT);
@@ -182,7 +182,7 @@ void all_to_all(CollectiveOp& op) {
         [&] {
             size_t longest = call.bytes();
             for (int p = 0; uneven && p < n; ++p) {
-                longest = std::max(longest, Blocks(call, op.comm.arena().counts(p, call.epoch)).largest(n));
+                longest = std::max(longest, Blocks(call, op.group.arena().counts(p, call.epoch)).largest(n));
             }
             return chunking.chunks(longest);
         },
@@ -199,7 +199,7 @@ void all_to_all(CollectiveOp& op) {
             if (!pushes && !direct.negotiate({ALL_RANKS, NO_RANK})) return false;
             for (int i = 0; i < n; ++i) {
                 const int p = (me + i) % n;
-                const uint64_t* counts = uneven ? op.comm.arena().counts(p, call.epoch) : nullptr;
+                const uint64_t* counts = uneven ? op.group.arena().counts(p, call.epoch) : nullptr;
                 if (pushes) {
                     const size_t at = Blocks(call, counts ? counts + n : nullptr).offset(me);
                     op.copy_out(direct.target(p) + at, call.source + sent.offset(p), sent.bytes(p));
@@ -219,7 +219,7 @@ void reduce_scatter(CollectiveOp& op) {
     const Chunking chunking(op, n);
     const Slots slots(op, chunking, blocks, blocks.largest(n));
     const size_t mine = blocks.bytes(me);
-    const void** sources = op.comm.sources.data();
+    const void** sources = op.group.sources.data();
     DirectAccess direct(op, {blocks.offset(n), 0, blocks.largest(n)});
     exchange(
         op, {ALL_RANKS, ALL_RANKS}, direct, slots.total, [&] { return chunking.chunks(blocks.largest(n)); },
@@ -254,7 +254,7 @@ void run_single(const CollectiveOp& op) {
 
 void run(CollectiveOp& op) {
     const CallRecord& call = op.call;
-    const rc_path path = staged_path(op.comm, call);
+    const rc_path path = staged_path(op.group, call);
     op.set_path(path);
     if (path == RC_PATH_SINGLE) return op.part == Part::START || call.agrees_only ? void() : run_single(op);
     if (call.agrees_only) return barrier(op);  // compares the calls
@@ -266,7 +266,7 @@ void run(CollectiveOp& op) {
         case RC_ALL_REDUCE: return reduce_to(op, ALL_RANKS);
         case RC_GATHER: return gather(op, call.root);
         case RC_SCATTER: return scatter(op);
-        case RC_ALL_GATHER: return TreePass::fits(op.comm, call) ? all_gather_one_shot(op) : gather(op, ALL_RANKS);
+        case RC_ALL_GATHER: return TreePass::fits(op.group, call) ? all_gather_one_shot(op) : gather(op, ALL_RANKS);
         case RC_REDUCE_SCATTER: return reduce_scatter(op);
         case RC_ALL_TO_ALL: return all_to_all(op);
         default: throw Failure(RC_SYSTEM, format("%s has no implementation", call_name(call.collective)), op.rank);
@@ -275,7 +275,7 @@ void run(CollectiveOp& op) {
 
 }  // namespace
 
-void Comm::run_collective(const CallRecord& call) {
+void ShmGroup::run_collective(const CallRecord& call) {
     CollectiveOp op(*this, call, call.started ? Part::REST : Part::WHOLE);
     if (call.epoch % REFRESH == 0) op.refresh_flags();
     const auto finish = [&] { mine().finished.store(call.epoch, std::memory_order_release); };
@@ -289,12 +289,12 @@ void Comm::run_collective(const CallRecord& call) {
     finish();
 }
 
-void Comm::start_collective(const CallRecord& call) {
+void ShmGroup::start_collective(const CallRecord& call) {
     CollectiveOp op(*this, call, Part::START);
     run(op);
 }
 
-void Comm::confirm(uint64_t epoch, double timeout) {
+void ShmGroup::confirm(uint64_t epoch, double timeout) {
     if (size == 1 || epoch == 0) return;
     CallRecord call{};
     call.epoch = epoch;

@@ -4,10 +4,10 @@
 namespace ringcomm {
 
 DirectAccess::~DirectAccess() {
-    if (!exposed_ && accessing_) op_.comm.end_peer_access();
-    if (!exposed_ || op_.comm.await_peer_access()) return;
+    if (!exposed_ && accessing_) op_.group.end_peer_access();
+    if (!exposed_ || op_.group.await_peer_access()) return;
     // A stopped peer may write there whenever it goes on. Regions stay mapped until every rank has released them.
-    op_.comm.world->heaps.retire(own_.target);
+    op_.group.world->heaps.retire(own_.target);
 }
 
 bool DirectAccess::negotiate(DirectNeeds needs) {
@@ -16,7 +16,7 @@ bool DirectAccess::negotiate(DirectNeeds needs) {
     copies_ = *path == RC_PATH_CMA;
     op_.set_path(*path);
     accessing_ = true;
-    op_.comm.begin_peer_access();
+    op_.group.begin_peer_access();
     sources_.resize(op_.size);
     targets_.resize(op_.size);
     sources_[op_.rank] = resolve(0, own_.source);
@@ -37,7 +37,7 @@ void DirectAccess::copy_source(int r, size_t at, std::byte* to, size_t bytes) co
 }
 
 void DirectAccess::finish() {
-    op_.comm.end_peer_access();
+    op_.group.end_peer_access();
     // A rank that dies does not wait for those that read its private memory.
     if (copies_) op_.check();
     op_.publish_collected(1);
@@ -57,7 +57,7 @@ void DirectAccess::resolve(DirectNeeds needs) {
 }
 
 std::shared_ptr<std::byte> DirectAccess::resolve(uint64_t location, const std::byte* address) const {
-    if (location) return op_.comm.resolve(location);
+    if (location) return op_.group.resolve(location);
     return {std::shared_ptr<void>(), const_cast<std::byte*>(address)};  // which nobody here owns
 }
 

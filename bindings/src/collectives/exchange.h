@@ -66,9 +66,9 @@ struct Chunking {
     // its reader by then (all_reduce of 4 MiB on Zen 4: 430 us in place of 500). Among more ranks it holds less, so
     // that the buffers of all ranks fit the shared cache together.
     Chunking(CollectiveOp& op, int blocks_per_buffer) {
-        const size_t segment = op.comm.tuning().segment_bytes;
+        const size_t segment = op.group.tuning().segment_bytes;
         const size_t all_blocks = std::max(segment, 4 * segment / op.size);
-        const size_t buffer = std::min<size_t>(all_blocks, op.comm.arena().layout.staging_bytes);
+        const size_t buffer = std::min<size_t>(all_blocks, op.group.arena().layout.staging_bytes);
         piece = std::max<size_t>(64, std::min(segment, buffer / blocks_per_buffer) / 64 * 64);
     }
     uint64_t chunks(size_t largest) const { return std::max<size_t>(1, divide_up(largest, piece)); }

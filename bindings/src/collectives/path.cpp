@@ -10,19 +10,19 @@ namespace {
 // Where a buffer lies in the file of the world, if direct access to it pays; else 0. A short block beside long ones is
 // accessed as they are.
 uint64_t locate(CollectiveOp& op, const std::byte* buffer, size_t bytes, size_t block) {
-    if (!buffer || !bytes || std::max(bytes, block) < op.comm.tuning().direct_bytes) return 0;
-    return op.comm.locate(buffer, bytes);
+    if (!buffer || !bytes || std::max(bytes, block) < op.group.tuning().direct_bytes) return 0;
+    return op.group.locate(buffer, bytes);
 }
 
 // How peers may access the private memory of this rank. `source_location`: 0, unless the source is not private.
 Access private_access(const CollectiveOp& op, const DirectOffer& offer, uint64_t source_location) {
-    const rc_tuning& tuning = op.comm.tuning();
+    const rc_tuning& tuning = op.group.tuning();
     if (!offer.block || !may_be_direct(tuning, offer.block)) return Access::NONE;
-    const Access access = op.comm.access();
+    const Access access = op.group.access();
     if (access == Access::LOAD && offer.block >= tuning.direct_bytes) return access;
     if (access == Access::NONE || !offer.copies) return Access::NONE;
     // The page in the middle of the buffer is taken for all.
-    const Cma& cma = op.comm.world->cma;
+    const Cma& cma = op.group.world->cma;
     const bool unread = source_location || !offer.source_bytes;
     const std::byte* middle = op.call.source + offer.source_bytes / 2;
     const bool pays = offer.block >= tuning.cma_bytes
@@ -53,10 +53,10 @@ bool offers(const CollectiveOp& op, const DirectBuffers& own, DirectNeeds needs,
 
 }  // namespace
 
-rc_path staged_path(const Comm& comm, const CallRecord& call) {
-    if (comm.size == 1) return RC_PATH_SINGLE;
+rc_path staged_path(const ShmGroup& group, const CallRecord& call) {
+    if (group.size == 1) return RC_PATH_SINGLE;
     if ((call.collective != RC_ALL_REDUCE && call.collective != RC_REDUCE) || call.agrees_only) return RC_PATH_STAGED;
-    const size_t most = std::min<size_t>(comm.tuning().one_shot_bytes, comm.arena().layout.staging_bytes);
+    const size_t most = std::min<size_t>(group.tuning().one_shot_bytes, group.arena().layout.staging_bytes);
     return call.bytes() <= most ? RC_PATH_ONE_SHOT : RC_PATH_TWO_STAGE;
 }
 

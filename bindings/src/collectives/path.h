@@ -12,7 +12,7 @@
 
 namespace ringcomm {
 
-rc_path staged_path(const Comm& comm, const CallRecord& call);
+rc_path staged_path(const ShmGroup& group, const CallRecord& call);
 
 // Whether a rank may offer its buffers in a call in which one rank takes at most so many bytes from another.
 bool may_be_direct(const rc_tuning& tuning, size_t block);

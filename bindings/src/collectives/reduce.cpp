@@ -60,7 +60,7 @@ private:
     // In the buffer of rank r. The short last chunk uses the same stride: a peer may still read the result slot of an
     // earlier chunk.
     std::byte* slot(int r, int owner, uint64_t k) const {
-        return op_.comm.arena().staging(r, (call_.epoch & 1) * 2 + (k & 1)) + owner * piece_;
+        return op_.group.arena().staging(r, (call_.epoch & 1) * 2 + (k & 1)) + owner * piece_;
     }
     size_t offset(uint64_t k, const Segments& s, int r) const { return (k * chunk_ + s.begin(r)) * call_.item; }
 
@@ -68,28 +68,28 @@ private:
         const Segments s = segments(k);
         for (int p = 0; p < n_; ++p) {
             if (p == me_) continue;
-            op_.comm.staging_stores.copy(slot(me_, p, k), call_.source + offset(k, s, p), s.length(p) * call_.item,
-                                         GAIN);
+            op_.group.staging_stores.copy(slot(me_, p, k), call_.source + offset(k, s, p), s.length(p) * call_.item,
+                                          GAIN);
         }
     }
 
     void reduce_segment(uint64_t k) {
         const Segments s = segments(k);
         const bool reads = includes(reader_, me_), published = reader_ != me_;
-        const void** sources = op_.comm.sources.data();
+        const void** sources = op_.group.sources.data();
         for (int p = 0; p < n_; ++p) {
             if (p == me_) continue;
             op_.await_staged(p, k);
             if (published && k >= 2 && includes(reader_, p)) op_.await_collected(p, k - 1);
         }
         const size_t bytes = s.length(me_) * call_.item;
-        const bool streams = op_.comm.staging_stores.nontemporal(bytes, GAIN);
+        const bool streams = op_.group.staging_stores.nontemporal(bytes, GAIN);
         for (size_t at = 0; at < bytes; at += TILE_BYTES) {
             const size_t length = std::min(TILE_BYTES, bytes - at);
             for (int p = 0; p < n_; ++p) {
                 sources[p] = p == me_ ? call_.source + offset(k, s, me_) + at : slot(p, me_, k) + at;
             }
-            std::byte* result = reads ? call_.target + offset(k, s, me_) + at : op_.comm.tile.data();
+            std::byte* result = reads ? call_.target + offset(k, s, me_) + at : op_.group.tile.data();
             reduce_blocks(call_, result, sources, n_, length / call_.item);
             if (published) copy_block(slot(me_, me_, k) + at, result, length, streams);
         }
@@ -111,7 +111,7 @@ private:
     void reduce_direct(DirectAccess& direct) {
         const Segments s(call_.count, n_, call_.item);
         const size_t begin = s.begin(me_) * call_.item, bytes = s.length(me_) * call_.item;
-        const void** sources = op_.comm.sources.data();
+        const void** sources = op_.group.sources.data();
         const int home = reader_ == ALL_RANKS ? me_ : reader_;
         for (size_t at = begin; at < begin + bytes; at += TILE_BYTES) {
             const size_t length = std::min(TILE_BYTES, begin + bytes - at);
@@ -152,7 +152,7 @@ void reduce_one_shot(CollectiveOp& op, int reader) {
     if (reader == ALL_RANKS && TreePass(op, bytes, bytes).run(reduce)) return;
     op.await_starts(includes(reader, op.rank) ? bytes : 0);
     if (!includes(reader, op.rank)) return;
-    const void** sources = op.comm.sources.data();
+    const void** sources = op.group.sources.data();
     for (int p = 0; p < op.size; ++p) sources[p] = p == op.rank ? call.source : op.staging(p, 0, bytes);
     reduce(sources, call.target);
 }

@@ -3,7 +3,7 @@
 
 namespace ringcomm {
 
-int Comm::awaited(const CallRecord& call) const {
+int ShmGroup::awaited(const CallRecord& call) const {
     if (!is_one_way(call)) return ALL_RANKS;
     const bool from_root = collectives[call.collective].given_by == Ranks::ROOT;
     if (from_root == (rank == call.root)) return NO_RANK;  // this rank only gives
@@ -11,7 +11,7 @@ int Comm::awaited(const CallRecord& call) const {
 }
 
 // Reductions of this size take one synchronization, and blocks of it one chunk.
-bool Comm::is_one_way(const CallRecord& call) const {
+bool ShmGroup::is_one_way(const CallRecord& call) const {
     const Collective& row = collectives[call.collective];
     if (!row.rooted() || call.counts || call.agrees_only || size == 1) return false;
     const size_t given = call.bytes() * (row.given == Data::BLOCKS ? size : 1);
@@ -23,7 +23,7 @@ bool Comm::is_one_way(const CallRecord& call) const {
 
 // What one chunk holds, and no rank takes from another's buffers. Where blocks of different lengths are given, each has
 // room for the longest: chunk 0 is larger than the array then.
-bool Comm::can_start(const CallRecord& call) const {
+bool ShmGroup::can_start(const CallRecord& call) const {
     if (size == 1) return true;
     const bool known = !call.counts || collectives[call.collective].given != Data::BLOCKS;
     const size_t bytes = call.agrees_only ? 0 : call.elements(size) * call.item;
@@ -34,7 +34,7 @@ bool Comm::can_start(const CallRecord& call) const {
     return known && bytes <= most && !may_be_direct(tuning(), bytes) && has_room;
 }
 
-bool Comm::has_arrived(const CallRecord& call) const {
+bool ShmGroup::has_arrived(const CallRecord& call) const {
     const auto start_of = [&](int p) -> const StartRecord& { return record(p, call.epoch); };
     const auto has_started = [&](int p) { return p == rank || observe(start_of(p).epoch) >= call.epoch; };
     const int needed = awaited(call);

@@ -10,22 +10,22 @@ namespace ringcomm {
 
 // All ranks have read what was relayed two calls ago, because they have started the last one.
 bool TreePass::is_worth_it() const {
-    Comm& comm = op_.comm;
-    return comm.tree() && op_.part == Part::WHOLE && comm.verified + 1 == op_.call.epoch &&
-           given_ * op_.size <= room() && result_bytes_ <= room() && !may_be_direct(comm.tuning(), given_) &&
-           comm.tree_attempts.is_due();
+    ShmGroup& group = op_.group;
+    return group.tree() && op_.part == Part::WHOLE && group.verified + 1 == op_.call.epoch &&
+           given_ * op_.size <= room() && result_bytes_ <= room() && !may_be_direct(group.tuning(), given_) &&
+           group.tree_attempts.is_due();
 }
 
-bool TreePass::fits(Comm& comm, const CallRecord& call) {
-    const size_t most = std::min<size_t>(comm.tuning().segment_bytes, comm.arena().layout.staging_bytes / 2);
-    return comm.tree() && !call.counts && comm.size * call.bytes() <= most &&
-           !may_be_direct(comm.tuning(), call.bytes());
+bool TreePass::fits(ShmGroup& group, const CallRecord& call) {
+    const size_t most = std::min<size_t>(group.tuning().segment_bytes, group.arena().layout.staging_bytes / 2);
+    return group.tree() && !call.counts && group.size * call.bytes() <= most &&
+           !may_be_direct(group.tuning(), call.bytes());
 }
 
 bool TreePass::collect() {
-    const RankTree& tree = *op_.comm.tree();
+    const RankTree& tree = *op_.group.tree();
     const bool is_root = tree.parent(op_.rank) < 0;
-    const void** const sources = op_.comm.sources.data();
+    const void** const sources = op_.group.sources.data();
     sources[op_.rank] = op_.call.source;
     if (tree.children(op_.rank).empty()) return true;
     std::byte* data = is_root ? nullptr : data_of(op_.rank);
@@ -49,10 +49,10 @@ bool TreePass::collect() {
 }
 
 bool TreePass::take_result() {
-    const int parent = op_.comm.tree()->parent(op_.rank);
+    const int parent = op_.group.tree()->parent(op_.rank);
     if (!arrives(down(parent))) return false;
     const std::byte* const result = result_of(parent);
-    if (!op_.comm.tree()->children(op_.rank).empty()) {
+    if (!op_.group.tree()->children(op_.rank).empty()) {
         if (result_bytes_) memcpy(result_of(op_.rank), result, result_bytes_);
         relay_result(result);
     } else if (result_bytes_) {
@@ -68,14 +68,14 @@ void TreePass::relay_result(const std::byte* result) {
 }
 
 std::byte* TreePass::data_of(int r) const {
-    const size_t bytes = op_.comm.tree()->subtree(r).size() * given_;
+    const size_t bytes = op_.group.tree()->subtree(r).size() * given_;
     if (bytes <= RELAY_BYTES) return up(r).payload;
-    return op_.comm.arena().staging(r, (op_.call.epoch & 1) * 2 + 1);
+    return op_.group.arena().staging(r, (op_.call.epoch & 1) * 2 + 1);
 }
 
 std::byte* TreePass::result_of(int r) const {
     if (result_bytes_ <= RELAY_BYTES) return down(r).payload;
-    return op_.comm.arena().staging(r, (op_.call.epoch & 1) * 2 + 1) + room();
+    return op_.group.arena().staging(r, (op_.call.epoch & 1) * 2 + 1) + room();
 }
 
 bool TreePass::arrives(const Relay& relay) const {
@@ -100,9 +100,9 @@ bool TreePass::soon(Ready ready) const {
     if (poll()) return true;
     about_to_wait();
     WaitClock waiting(YIELD_NS);
-    while (waiting.waited() < op_.comm.tuning().tree_wait_ns) {
+    while (waiting.waited() < op_.group.tuning().tree_wait_ns) {
         if (poll()) return true;
-        if (op_.comm.tuning().oversubscribed) yield_core();
+        if (op_.group.tuning().oversubscribed) yield_core();
     }
     return false;
 }

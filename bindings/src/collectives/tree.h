@@ -22,17 +22,17 @@ public:
         : op_(op), given_(given), result_bytes_(result_bytes) {}
 
     // Whether blocks of all ranks fit the tree, and no chunk is larger.
-    static bool fits(Comm& comm, const CallRecord& call);
+    static bool fits(ShmGroup& group, const CallRecord& call);
     // Does the rest of a started call. combine(sources, result): of the data of all ranks, on the root. Returns false
     // if that has to be done another way; nothing was written then.
     template <class Combine>
     bool run(Combine combine) {
         if (!is_worth_it()) return false;
-        const RankTree& tree = *op_.comm.tree();
+        const RankTree& tree = *op_.group.tree();
         const bool done = collect() && (tree.parent(op_.rank) < 0 ? make_result(combine) : take_result());
-        op_.comm.tree_attempts.end(done);
+        op_.group.tree_attempts.end(done);
         if (!done) return false;
-        op_.comm.verified = op_.call.epoch;
+        op_.group.verified = op_.call.epoch;
         op_.set_path(RC_PATH_TREE);
         return true;
     }
@@ -47,16 +47,16 @@ private:
     template <class Combine>
     bool make_result(Combine combine) {
         std::byte* const result = result_of(op_.rank);
-        combine(op_.comm.sources.data(), result);
+        combine(op_.group.sources.data(), result);
         relay_result(result);
         return true;
     }
-    Relay& up(int r) const { return op_.comm.header(r).up[op_.call.epoch & 1]; }
-    Relay& down(int r) const { return op_.comm.header(r).down[op_.call.epoch & 1]; }
+    Relay& up(int r) const { return op_.group.header(r).up[op_.call.epoch & 1]; }
+    Relay& down(int r) const { return op_.group.header(r).down[op_.call.epoch & 1]; }
     // What rank r relays: in its relay if that has room, else in a staging buffer that no chunk 0 uses.
     std::byte* data_of(int r) const;
     std::byte* result_of(int r) const;
-    size_t room() const { return op_.comm.arena().layout.staging_bytes / 2; }
+    size_t room() const { return op_.group.arena().layout.staging_bytes / 2; }
     bool arrives(const Relay& relay) const;
     bool starts(int child) const;
     template <class Ready>

@@ -2,7 +2,6 @@
 #include "core/errors.h"
 
 #include <cerrno>
-#include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
@@ -54,10 +53,6 @@ std::string name_ranks(const std::vector<int>& ranks) {
         text += (i == 0 ? "" : i + 1 < names.size() ? ", " : " and ") + names[i];
     }
     return text;
-}
-
-std::string mismatch_heading(uint64_t epoch) {
-    return format("the ranks called different things at epoch %" PRIu64 ":", epoch);
 }
 
 void MessageLines::add(const std::string& line) {

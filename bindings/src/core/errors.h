@@ -32,8 +32,6 @@ Failure death_in_split(int rank, const std::string& how);
 
 std::string name_ranks(const std::vector<int>& ranks);  // sorted: "rank 2", or "ranks 0, 2 and 4-511"
 
-std::string mismatch_heading(uint64_t epoch);
-
 // Lines of a message, as many as fit into an rc_error.
 class MessageLines {
 public:

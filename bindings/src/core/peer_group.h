@@ -1,4 +1,4 @@
-// PeerGroup: one rank's view of a group of ranks, whatever connects them. Comm is a group in shared memory.
+// PeerGroup: one rank's view of a group of ranks, whatever connects them. ShmGroup is a group in shared memory.
 #pragma once
 
 #include <atomic>

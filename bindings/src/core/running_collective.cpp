@@ -7,6 +7,14 @@
 
 namespace ringcomm {
 
+namespace {
+
+std::string mismatch_heading(uint64_t epoch) {
+    return format("the ranks called different things at epoch %" PRIu64 ":", epoch);
+}
+
+}  // namespace
+
 void name_call(Failure& failure, const CallRecord& call) {
     if (failure.error.collective < 0) failure.error.collective = call_of(call.signature.word);
     if (failure.error.epoch == 0) failure.error.epoch = call.epoch;

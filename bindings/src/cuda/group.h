@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/peer_group.h"
+#include "cuda/liveness.h"
 #include "cuda/plan.h"
 #include "cuda/streams.h"
 
@@ -114,11 +115,12 @@ private:
     void wake();                                   // the watching thread
     void abort() { __atomic_store_n(&control_->abort, uint64_t{1}, __ATOMIC_RELEASE); }
     bool failed() const { return load_acquire(&control_->failed); }
-    void check_gpu(PeerGroup& host);
     bool busy() const;
+    // liveness.cpp
+    void check_gpu(PeerGroup& host);
     void end_hopeless_launches(PeerGroup& host);
-    // The failure if a peer has been lost for so long that it cannot have done its part; `since`: 0 at first.
-    std::optional<Failure> find_lost_peer(PeerGroup& host, uint64_t& since);
+    // The failure if a peer has been lost for so long that it cannot have done its part.
+    std::optional<Failure> find_lost_peer(PeerGroup& host, PeerLoss& loss);
 
     static uint64_t load_acquire(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 
@@ -148,9 +150,10 @@ private:
     std::mutex watching_;
     std::condition_variable changed_;
     std::atomic<bool> asleep_{false}, stopped_{false}, reported_{false};
-    std::atomic<uint64_t> notify_{0};     // 0: none
-    uint64_t pause_ns_ = 0;               // of the last sleep(), while somebody waits for an end
-    uint64_t idle_ns_ = 0, gone_ns_ = 0;  // since when there is no launch; since when a peer is lost
+    std::atomic<uint64_t> notify_{0};  // 0: none
+    uint64_t pause_ns_ = 0;            // of the last sleep(), while somebody waits for an end
+    uint64_t idle_ns_ = 0;             // since when there is no launch
+    PeerLoss loss_;
 };
 
 }  // namespace ringcomm

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "cuda/liveness.h"
+
 namespace ringcomm {
 
 namespace {
@@ -196,9 +198,7 @@ uint64_t GpuMessages::launch(std::span<const cuda::MessageTransfer> transfers, C
 
 std::string GpuMessages::broken_context() const {
     const auto context = current();
-    const OutsideCaptures mode(driver_);
-    const CUresult status = driver_.cuStreamQuery(copies(TO_HOST));
-    return status == CUDA_SUCCESS || status == CUDA_ERROR_NOT_READY ? "" : driver_.describe(status);
+    return ringcomm::broken_context(driver_, copies(TO_HOST));
 }
 
 // ---- Streams, events and copies.

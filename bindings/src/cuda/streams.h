@@ -38,8 +38,7 @@ public:
 
     // Lets later work on `stream` wait for an async launch.
     void wait_for(uint64_t number, CUstream stream) { wait(stream, end_of(number)); }
-    // The state of the GPU: an error if its context has failed.
-    CUresult query() const { return driver_.cuStreamQuery(probe_); }
+    CUstream probe() const { return probe_; }  // on which nothing runs: to ask whether the context works
 
 private:
     // Whether an event is recorded after each launch on a stream: on the own one, for those who wait for an async

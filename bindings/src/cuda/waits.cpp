@@ -12,8 +12,6 @@ constexpr uint64_t SHORTEST_PAUSE_NS = 20'000, LONGEST_PAUSE_NS = 2'000'000;  //
 // Between two polls of the watching thread if nobody waits for an end, so that it takes a thousandth of a core.
 constexpr uint64_t POLL_NS = 100'000'000;
 constexpr uint64_t IDLE_NS = 1'000'000'000;  // without a launch, before it sleeps until it is woken
-// In which a launch may still end after a peer has left, which may have done its part.
-constexpr uint64_t COMPLETION_NS = 1'000'000'000;
 
 uint64_t longer(uint64_t ns) { return std::clamp(ns * 3 / 2, SHORTEST_PAUSE_NS, LONGEST_PAUSE_NS); }
 
@@ -50,7 +48,7 @@ public:
     std::optional<Failure> stop_reason() override {
         gpus_.check_gpu(host_);
         if (auto failure = host_.stop_reason("a call on a GPU")) return failure;
-        if (auto failure = gpus_.find_lost_peer(host_, lost_since_)) return failure;
+        if (auto failure = gpus_.find_lost_peer(host_, loss_)) return failure;
         if (now_ns() < deadline_) return {};
         const LaunchInfo launch = gpus_.info(number_);
         const std::string call = launch.number ? describe(launch.signature) : "a call";
@@ -68,7 +66,7 @@ private:
     const uint64_t number_;
     const double timeout_;
     const uint64_t deadline_;
-    uint64_t lost_since_ = 0;
+    PeerLoss loss_;
 };
 
 void GpuGroup::wait(PeerGroup& host, uint64_t number, double timeout) {
@@ -94,16 +92,6 @@ void GpuGroup::await_room(PeerGroup& host) {
     if (next > MAX_LAUNCHES) await(host, next - MAX_LAUNCHES);
 }
 
-// A context that has failed runs nothing any more, and no kernel writes that it has ended.
-void GpuGroup::check_gpu(PeerGroup& host) {
-    const CurrentContext current(driver_, context_);
-    const OutsideCaptures mode(driver_);
-    const CUresult status = streams_->query();
-    if (status == CUDA_SUCCESS || status == CUDA_ERROR_NOT_READY) return;
-    dead_.store(true);
-    host.store_failure(Failure(RC_SYSTEM, device_ + " has failed: " + driver_.describe(status), host.rank));
-}
-
 bool GpuGroup::busy() const {
     return !ended(launched_.load()) || load_acquire(&control_->replay_started) != load_acquire(&control_->replay_ended);
 }
@@ -115,7 +103,7 @@ bool GpuGroup::poll_launches(PeerGroup& host) {
         idle_ns_ = 0;
         if (!load_acquire(&control_->abort)) end_hopeless_launches(host);
     } else {
-        gone_ns_ = 0;
+        loss_ = {};
         if (!idle_ns_) idle_ns_ = now_ns();
     }
     // A kernel can fail before its launch has returned.
@@ -125,28 +113,6 @@ bool GpuGroup::poll_launches(PeerGroup& host) {
     if (!due || !ended(due) || !notify_.exchange(0)) return false;
     pause_ns_ = 0;
     return true;
-}
-
-// Aborts the kernels when the group has failed, or a peer that they still wait for has left.
-void GpuGroup::end_hopeless_launches(PeerGroup& host) {
-    check_gpu(host);
-    const auto lost = find_lost_peer(host, gone_ns_);
-    if (lost) host.store_failure(*lost);
-    if (lost || host.has_failed()) abort();
-}
-
-std::optional<Failure> GpuGroup::find_lost_peer(PeerGroup& host, uint64_t& since) {
-    int lost = 0;
-    while (lost < host.size && (lost == host.rank || !host.peer_failure(lost, ""))) ++lost;
-    if (lost == host.size) since = 0;
-    if (lost == host.size || !since) {
-        if (lost < host.size) since = now_ns();
-        return {};
-    }
-    if (now_ns() - since < COMPLETION_NS) return {};
-    const LaunchInfo oldest = info(load_acquire(&control_->completed) + 1);
-    const std::string call = oldest.number ? describe(oldest.signature) : "a call of a graph";
-    return host.peer_failure(lost, call + " on " + device_);
 }
 
 void GpuGroup::sleep() {

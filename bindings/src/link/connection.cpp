@@ -202,8 +202,7 @@ bool Connection::write() {
         if (sent < 0 && errno == EINTR) continue;
         if (sent < 0 && errno == EAGAIN) break;
         if (sent < 0) {
-            failure_ = strerror(errno);
-            fail_sends();
+            write_failed(errno);
             return true;
         }
         moved += sent;
@@ -243,8 +242,7 @@ bool Connection::read(LinkEvents& events) {
         if (got < 0 && errno == EINTR) continue;
         if (got < 0 && errno == EAGAIN && failure_.empty()) break;
         if (got <= 0) {
-            if (got < 0 && errno != EAGAIN && failure_.empty()) failure_ = strerror(errno);
-            lose(failure_.empty() ? "closed the connection" : failure_);
+            read_ended(got < 0 ? errno : 0);
             return true;
         }
         moved += got;

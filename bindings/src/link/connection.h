@@ -58,6 +58,8 @@ public:
     bool write();
     bool read(LinkEvents& events);
     void lose(const std::string& reason);
+    // Loses a peer whose host has not answered for so many seconds: to a probe, or to data.
+    void lose_if_silent(double idle_timeout, double resend_timeout);  // socket_liveness.cpp
 
 private:
     static constexpr size_t MAX_EARLY = 64 << 20;
@@ -72,6 +74,9 @@ private:
     Waiting::iterator find(uint64_t tag);
     bool can_send() const { return open() && failure_.empty(); }
     Send* next_frame();
+    // How write() and read() end, by errno; 0: the peer has closed (socket_liveness.cpp).
+    void write_failed(int code);
+    void read_ended(int code);
     bool parse(LinkEvents& events);
     void begin_payload(uint64_t tag, uint64_t bytes);
     void end_payload(LinkEvents& events);

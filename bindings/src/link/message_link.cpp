@@ -175,7 +175,7 @@ bool MessageLink::progress(LinkEvents& events) {
     moved |= receive_packets(events);
     moved |= test_operations();
     moved |= receive_dropped();
-    for (const auto& [peer, status] : library_->lost_peers()) lose(peer, status);
+    lose_peers();
     for (const int peer : std::exchange(lost_, {})) {
         moved = true;
         const auto fails = [&](const auto& each) { return each->peer == peer && each->transfer; };
@@ -250,16 +250,6 @@ bool MessageLink::test(Operation& operation) {
     operation.finish(status ? LinkTransfer::FAILED : LinkTransfer::DONE);
     if (status && !operation.canceled) lose(operation.peer, status);
     return true;
-}
-
-// -1: any peer. MPI does not say what still works after an error.
-void MessageLink::lose(int peer, int status) {
-    for (int p = 0; p < size; ++p) {
-        if (p == rank || peers_[p].lost || (peer >= 0 && p != peer)) continue;
-        peers_[p].lost = peers_[p].left = true;
-        peers_[p].failure = library_->describe(status);
-        lost_.push_back(p);
-    }
 }
 
 }  // namespace ringcomm

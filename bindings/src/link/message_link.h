@@ -65,6 +65,8 @@ private:
     bool test_operations();
     bool test(Operation& operation);
     bool receive_dropped();
+    // message_liveness.cpp
+    void lose_peers();
     void lose(int peer, int status);
 
     const std::unique_ptr<MessageLibrary> library_;

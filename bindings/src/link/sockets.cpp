@@ -11,10 +11,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <cassert>
-#include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "core/errors.h"
@@ -188,22 +185,9 @@ bool SocketLink::poll(LinkEvents& events) {
     }
     if (const auto now = Clock::now(); now >= next_check_) {
         next_check_ = now + CHECK_INTERVAL;
-        lose_silent_peers();
+        for (Peer& peer : peers_) peer.lose_if_silent(idle_timeout_, resend_timeout_);
     }
     return moved;
-}
-
-// TCP itself gives up after a quarter of an hour. TCP_USER_TIMEOUT would also end the connection to a process that does
-// not read because it computes, whose host still acknowledges every probe.
-void SocketLink::lose_silent_peers() {
-    for (Peer& peer : peers_) {
-        tcp_info info{};
-        socklen_t bytes = sizeof info;
-        if (!peer.open() || getsockopt(peer.fd, IPPROTO_TCP, TCP_INFO, &info, &bytes)) continue;
-        const bool unanswered = std::max(info.tcpi_retransmits, info.tcpi_probes) > 1;
-        const double timeout = info.tcpi_retransmits ? resend_timeout_ : idle_timeout_;
-        if (unanswered && info.tcpi_last_ack_recv >= 1000 * timeout) peer.lose(strerror(ETIMEDOUT));
-    }
 }
 
 // Tells epoll what to wait for.

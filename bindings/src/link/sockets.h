@@ -39,7 +39,6 @@ private:
     bool write(Peer& peer);
     bool read(Peer& peer, LinkEvents& events);
     bool poll(LinkEvents& events);
-    void lose_silent_peers();
     void watch(Peer& peer);
 
     const double idle_timeout_, resend_timeout_;

@@ -2,7 +2,6 @@
 #include "machine/placement.h"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -18,8 +17,8 @@ int current_core() { return sched_getcpu(); }
 
 }  // namespace
 
-Placement::Placement(std::shared_ptr<Arena> arena)
-    : arena_(std::move(arena)), crowded_(arena_->size > CROWD * sysconf(_SC_NPROCESSORS_ONLN)) {}
+Placement::Placement(std::shared_ptr<Arena> arena, int cores)
+    : arena_(std::move(arena)), crowded_(arena_->size > CROWD * cores) {}
 
 void Placement::publish_core(int member) const {
     arena_->rank(member).core.store(current_core() + 1, std::memory_order_relaxed);

@@ -14,12 +14,13 @@ namespace ringcomm {
 
 class Placement {
 public:
-    // Ranks for each core of the machine, above which a call waits for so many turns of ranks that a slice of another
-    // program adds little: they yield to it as to each other. An estimate: 32 were measured. To sleep instead would
-    // take half of its time from it.
+    // Ranks for each core that they may use, above which a call waits for so many turns of ranks that a slice of
+    // another program adds little: they yield to it as to each other. An estimate: 32 were measured. To sleep instead
+    // would take half of its time from it.
     static constexpr int CROWD = 16;
 
-    explicit Placement(std::shared_ptr<Arena> arena);
+    // `cores`: that the ranks may use, all together: each may be bound to one, and a container may have few of many.
+    Placement(std::shared_ptr<Arena> arena, int cores);
 
     // Publishes the core of the calling thread of rank `member` of the world.
     void publish_core(int member) const;

@@ -31,7 +31,7 @@ enum class Access : uint64_t { NONE, COPY, LOAD };
 
 // The buffers of a rank that peers may access directly: see collectives/direct.h.
 struct DirectBuffers {
-    uint64_t source_location, target_location;  // Comm::locate()
+    uint64_t source_location, target_location;  // ShmGroup::locate()
     Access access;                              // to these addresses, in the memory of this rank:
     const std::byte* source;
     std::byte* target;

@@ -21,11 +21,11 @@ namespace {
 class WaitsInHost {
 public:
     explicit WaitsInHost(NetworkGroup& group) : group_(group) {
-        if (counts()) group.local.comm->waits = &waits_;
+        if (counts()) group.local.group->waits = &waits_;
     }
     ~WaitsInHost() {
         if (!counts()) return;
-        group_.local.comm->waits = nullptr;
+        group_.local.group->waits = nullptr;
         if (waits_.late < 0) return;
         group_.waits->add(waits_.longest, group_.layout.ranks[group_.layout.host][waits_.late]);
         group_.waits->total += waits_.total - waits_.longest;
@@ -33,7 +33,7 @@ public:
     WaitsInHost(const WaitsInHost&) = delete;
 
 private:
-    bool counts() const { return group_.waits && group_.local.comm; }
+    bool counts() const { return group_.waits && group_.local.group; }
 
     NetworkGroup& group_;
     Waits waits_;
@@ -53,13 +53,13 @@ void NetworkCall::agree() {
     const bool leads = group_.layout.local_rank == 0;
     HostRecord own = contribute();
     if (leads) exchange_records(std::move(own));
-    if (group_.local.comm) share_records();
+    if (group_.local.group) share_records();
     compare();
 }
 
 // Returns this host's record.
 HostRecord NetworkCall::contribute() {
-    if (!group_.local.comm) {
+    if (!group_.local.group) {
         std::vector<std::byte> payload(one_shot_ ? given_bytes(rank) : 0);
         if (!payload.empty()) give(payload.data());
         return {{call.signature}, payload};

@@ -11,6 +11,19 @@ namespace ringcomm {
 
 namespace {
 
+// The abort of a rank that a mismatch made leave: its peers may still be in that call, and raise the mismatch there.
+Failure after_mismatch(const Failure& abort, const Failure& mismatch) {
+    const char* const begin = strstr(abort.error.message, mismatch.error.message);
+    if (!begin) return abort;  // it left for another reason
+    rc_error error = mismatch.error;
+    error.code = RC_ABORTED;
+    error.peer = error.rank;
+    error.rank = abort.error.rank;
+    error.mismatch_at = int32_t(begin - abort.error.message);
+    copy_text(error.message, sizeof error.message, abort.error.message);
+    return Failure(error);
+}
+
 // A failure that names a rank by its number on its host.
 void renumber(Failure& failure, int rank) {
     const std::string message = format("rank %d, which is rank %d on its host: ", rank, failure.error.rank);
@@ -45,7 +58,7 @@ NetworkGroup::NetworkGroup(std::shared_ptr<NetworkWorld> given, NetworkMembershi
       statuses_(size) {
     for (int r = 0; r < size; ++r) left_after_[r].store(OPEN);
     for (auto& slot : records_) slot.resize(layout.hosts());
-    if (local.comm) host_sleeper_.emplace(*local.comm, *world);
+    if (local.group) host_sleeper_.emplace(*local.group, *world);
     // A rank that waits in its host's memory must hear of failures elsewhere.
     drains->add(static_cast<PacketHandler*>(this), [this] { progress(); });
     world->add(number_, *this);
@@ -94,7 +107,7 @@ void NetworkGroup::run_collective(const CallRecord& call) {
 std::unique_ptr<PacketChannel> NetworkGroup::open_channel(int peer) {
     const int here = layout.local_rank_of(peer);
     if (here >= 0) {
-        return std::make_unique<HostChannel>(*local.comm, here, *world, members_[peer], head(PacketType::WAKE));
+        return std::make_unique<HostChannel>(*local.group, here, *world, members_[peer], head(PacketType::WAKE));
     }
     return std::make_unique<NetworkChannel>(*world, members_[peer], head(PacketType::MESSAGE), message_tag(),
                                             messages_[peer]);
@@ -105,9 +118,9 @@ std::unique_ptr<PacketChannel> NetworkGroup::open_channel(int peer) {
 // Messages inside this host take memory that its communicator allocates at its first use.
 void NetworkGroup::ensure_ready() {
     PeerGroup::ensure_ready();
-    if (!local.comm) return;
+    if (!local.group) return;
     try {
-        local.comm->ensure_ready();
+        local.group->ensure_ready();
     } catch (const Failure& failure) {
         fail(from_host(failure, "its next call"));
     }
@@ -128,13 +141,10 @@ bool NetworkGroup::has_failed() const {
 
 Failure NetworkGroup::as_mismatch(const Failure& failure, const CallRecord& call) const {
     const rc_error& abort = failure.error;
-    const std::string text = abort.message;
-    const size_t begin = text.find(mismatch_heading(call.epoch));
-    const bool of_this_call = abort.code == RC_ABORTED && !abort.group_size && abort.epoch == call.epoch;
-    if (!of_this_call || !abort.expected[0] || begin == text.npos) return failure;
+    if (!abort.mismatch_at || abort.group_size || abort.epoch != call.epoch) return failure;
     const std::string own = describe(call.signature);
     const bool same = own == abort.expected;
-    return Failure(RC_MISMATCH, text.substr(begin), same ? abort.peer : abort.rank, own,
+    return Failure(RC_MISMATCH, abort.message + abort.mismatch_at, same ? abort.peer : abort.rank, own,
                    same ? abort.got : abort.expected);
 }
 
@@ -143,15 +153,8 @@ void NetworkGroup::store_failure(const Failure& given) {
     const bool names_one = failure.error.code == RC_PEER_LOST && failure.error.rank >= 0 && !failure.error.group_size;
     const std::string death = names_one ? how_it_died(failure.error.rank) : "";
     const std::lock_guard lock(world->mutex);
-    const bool by_mismatch = mismatch_ && mismatch_->error.epoch == flight.epoch.load() &&
-                             strstr(failure.error.message, mismatch_heading(flight.epoch.load()).c_str());
-    if (failure.error.code == RC_ABORTED && by_mismatch) {
-        rc_error error = mismatch_->error;  // for as_mismatch() of the others, which may still be in that call
-        error.code = RC_ABORTED;
-        error.peer = error.rank;
-        error.rank = given.error.rank;
-        copy_text(error.message, sizeof error.message, given.error.message);
-        failure = Failure(error);
+    if (failure.error.code == RC_ABORTED && mismatch_ && mismatch_->error.epoch == flight.epoch.load()) {
+        failure = after_mismatch(failure, *mismatch_);
     }
     share_failure(failure);
     if (death.empty()) return;
@@ -176,7 +179,7 @@ void NetworkGroup::send_failure() const {
 bool NetworkGroup::set_failure(const Failure& failure) {
     if (failure_->set.load()) return false;
     // Inside this host first: afterwards a rank takes back memory from which a message is read there.
-    if (local.comm && !local.comm->closing()) local.comm->store_failure_between_hosts(failure, size);
+    if (local.group && !local.group->closing()) local.group->store_failure_between_hosts(failure, size);
     failure_->failure = failure;
     failure_->set.store(true, std::memory_order_release);
     for (const uint64_t unused : {tag(), message_tag()}) world->drop(unused);
@@ -187,7 +190,7 @@ bool NetworkGroup::set_failure(const Failure& failure) {
 Failure NetworkGroup::from_host(const Failure& failure, const std::string& what) {
     Failure translated(failure);
     if (failure.error.group_size) {  // not of the communicator of this host
-        const auto [stored, ancestor] = local.comm->stored_failure();
+        const auto [stored, ancestor] = local.group->stored_failure();
         if (ancestor >= 0) return from_ancestor(*stored, *ancestors_[ancestor]);
         translated = Failure(stored->error);
         if (stored->between) return translated;
@@ -198,7 +201,7 @@ Failure NetworkGroup::from_host(const Failure& failure, const std::string& what)
     if (translated.error.code == RC_PEER_LOST) {
         if (auto lost = peer_failure(number, what)) return *lost;
         // The packet that says so is on its way.
-        if (local.comm->closed(r)) return peer_lost(number, "closed the communicator", what);
+        if (local.group->closed(r)) return peer_lost(number, "closed the communicator", what);
     }
     renumber(translated, number);
     return translated;
@@ -258,7 +261,7 @@ void NetworkGroup::send_to_all(Bytes packet) const {
 
 void NetworkGroup::start_closing() {
     PeerGroup::start_closing();
-    if (local.comm) local.comm->start_closing();  // so that nobody there reads memory of this rank any more
+    if (local.group) local.group->start_closing();  // so that nobody there reads memory of this rank any more
     const std::lock_guard lock(world->mutex);
     if (failure_->set.load()) send_failure();  // some may not have heard of it, and would take this rank for its cause
     PacketWriter packet(head(PacketType::CLOSED));

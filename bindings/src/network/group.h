@@ -14,7 +14,7 @@
 #include "network/host_channel.h"
 #include "network/program.h"
 #include "network/world.h"
-#include "shm/comm.h"
+#include "shm/group.h"
 
 namespace ringcomm {
 
@@ -34,7 +34,7 @@ struct HostLayout {
 // The ranks of this host, which share memory; nullptr where every host has one rank.
 struct LocalRanks {
     std::shared_ptr<void> keep_alive;
-    Comm* comm = nullptr;
+    ShmGroup* group = nullptr;
     CollectiveQueue* collectives = nullptr;
     std::shared_ptr<FlightRecord> flight;  // of this rank
 };
@@ -78,9 +78,9 @@ public:
 
     void ensure_ready() override;
     void on_spin_expired() override {
-        if (local.comm) local.comm->on_spin_expired();
+        if (local.group) local.group->on_spin_expired();
     }
-    bool yield() override { return local.comm ? local.comm->yield() : PeerGroup::yield(); }
+    bool yield() override { return local.group ? local.group->yield() : PeerGroup::yield(); }
     void check_failure() const override;
     bool has_failed() const override;
     void store_failure(const Failure& failure) override;

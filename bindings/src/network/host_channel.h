@@ -9,7 +9,7 @@ namespace ringcomm {
 // To a rank of this host, `peer` there. A rank of several hosts sleeps on its link, so a packet of the link wakes it.
 class HostChannel final : public ShmChannel {
 public:
-    HostChannel(Comm& host, int peer, NetworkWorld& world, int process, const PacketHead& wake)
+    HostChannel(ShmGroup& host, int peer, NetworkWorld& world, int process, const PacketHead& wake)
         : ShmChannel(host, peer), world_(world), process_(process), wake_(wake) {}
 
 private:
@@ -26,7 +26,7 @@ private:
 // How a rank waits for messages of both kinds: the ranks of its host see that it sleeps, and on what.
 class HostSleeper final : public Sleeper {
 public:
-    HostSleeper(Comm& host, NetworkWorld& world) : host_(host.sleeper()), world_(world) {}
+    HostSleeper(ShmGroup& host, NetworkWorld& world) : host_(host.sleeper()), world_(world) {}
 
     uint32_t announce() override {
         host_.announce();

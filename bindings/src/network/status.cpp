@@ -1,4 +1,4 @@
-// What the ranks of a NetworkGroup do: each rank answers for itself, or another one of its host; how a rank has ended.
+// What the ranks of a NetworkGroup do: each rank answers for itself, or another one of its host.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -51,22 +51,22 @@ std::vector<std::optional<NetworkGroup::Status>> NetworkGroup::query(int calls) 
 // What the ranks of this host do is in its memory, of this rank at least.
 NetworkGroup::Status NetworkGroup::status_here(int local_rank, int calls) const {
     const FlightRecord& record =
-        local_rank == layout.local_rank ? flight : local.comm->arena().between_hosts(local_rank).record;
+        local_rank == layout.local_rank ? flight : local.group->arena().between_hosts(local_rank).record;
     RankReport report{layout.ranks[layout.host][local_rank], "", record.waits_for.load() - 1,
                       record.last(std::min(calls, MOST_CALLS))};
-    if (!local.comm) return {record.epoch.load(), true, report};
+    if (!local.group) return {record.epoch.load(), true, report};
     // It may wait for a rank of its host, in a collective by which it does its part there.
-    const int here = local.comm->arena().rank(local_rank).flight.waits_for.load() - 1;
+    const int here = local.group->arena().rank(local_rank).flight.waits_for.load() - 1;
     if (report.waits_for < 0 && here >= 0 && here < layout.local_size()) {
         report.waits_for = layout.ranks[layout.host][here];
     }
-    report.state = local.comm->state(local_rank);
-    return {record.epoch.load(), local.comm->runs(local_rank), report};
+    report.state = local.group->state(local_rank);
+    return {record.epoch.load(), local.group->runs(local_rank), report};
 }
 
 // A rank answers only while it is in a call.
 bool NetworkGroup::answers(int local_rank) const {
-    return local.comm->runs(local_rank) && local.comm->arena().between_hosts(local_rank).record.running();
+    return local.group->runs(local_rank) && local.group->arena().between_hosts(local_rank).record.running();
 }
 
 RankReport NetworkGroup::report(int r, int calls) const {
@@ -111,21 +111,6 @@ void NetworkGroup::answer_arrived(PacketReader& packet) {
     const Bytes state = packet.rest();
     report.state = {reinterpret_cast<const char*>(state.data()), state.size()};
     if (r < uint32_t(size)) statuses_[r] = {begun, runs, std::move(report)};
-}
-
-std::string NetworkGroup::how_it_died(int r) {
-    const int here = layout.local_rank_of(r);
-    const bool left = closed(r) || (here >= 0 && local.comm && local.comm->closed(here));
-    return left ? "" : how_it_ended(r);
-}
-
-std::string NetworkGroup::how_it_ended(int r) {
-    const int here = layout.local_rank_of(r);
-    const std::string how = here >= 0 && local.comm ? local.comm->how_it_ended(here) : "";
-    if (!how.empty()) return how;
-    const std::lock_guard lock(world->mutex);
-    const std::string* reason = world->lost(members_[r]);
-    return reason ? "was lost (" + *reason + ")" : "";
 }
 
 }  // namespace ringcomm

@@ -155,8 +155,4 @@ void NetworkWorld::deliver(PacketHandler& handler, Bytes packet) {
     if (reader.complete()) handler.packet_arrived(head, reader);
 }
 
-void NetworkWorld::peer_lost(int process, const std::string& reason) {
-    if (!lost_[process]) lost_[process] = reason;
-}
-
 }  // namespace ringcomm

@@ -18,6 +18,7 @@
 // A request is done once its last launch was made, and its Work has ended once that has run.
 #pragma once
 
+#include "cuda/liveness.h"
 #include "cuda/messages.h"
 #include "p2p/request.h"
 
@@ -91,7 +92,7 @@ private:
     struct Running {
         std::shared_ptr<AsyncRequest> async;
         std::unique_ptr<Failure> failure;
-        uint64_t gone_ns = 0;  // since when its peer is lost
+        PeerLoss loss{};
     };
 
     uint64_t launch(const std::vector<cuda::MessageTransfer>& transfers, const std::vector<Request*>& requests,

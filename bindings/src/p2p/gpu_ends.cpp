@@ -101,9 +101,7 @@ void PointToPointEngine::Gpu::check_kernels() {
                   record.peer);
 }
 
-// A peer that is lost may have sent all that it had to: what is in flight then ends soon.
 std::optional<Failure> PointToPointEngine::Gpu::find_failure() {
-    constexpr uint64_t COMPLETION_NS = 1'000'000'000;
     if (const std::string broken = gpus.broken_context(); !broken.empty())
         return Failure(RC_SYSTEM, gpus.device + " has failed: " + broken, group_.rank);
     for (Running& each : running_) {
@@ -111,9 +109,7 @@ std::optional<Failure> PointToPointEngine::Gpu::find_failure() {
         const int source = request.message.source;
         if (each.failure || request.sends || source < 0 || source == group_.rank) continue;
         auto lost = group_.peer_failure(source, request.describe_call());
-        if (!lost) continue;
-        if (!each.gone_ns) each.gone_ns = now_ns();
-        if (now_ns() - each.gone_ns > COMPLETION_NS) return lost;
+        if (each.loss.is_final(lost.has_value())) return lost;
     }
     return {};
 }

@@ -22,14 +22,14 @@ constexpr uint64_t IN_FILE = uint64_t{1} << 63;
 // A message of up to half the ring always finds room in the end, so it can be sent eagerly: a CTS would have to wake
 // this rank, which takes long on a busy core. A DATA packet is a quarter of the ring: the writer fills one while the
 // reader empties another.
-ShmChannel::ShmChannel(Comm& comm, int peer)
-    : PacketChannel(std::min(comm.arena().layout.ring_bytes / 2, MOST_EAGER), comm.arena().layout.ring_bytes / 4),
-      comm_(comm),
+ShmChannel::ShmChannel(ShmGroup& group, int peer)
+    : PacketChannel(std::min(group.arena().layout.ring_bytes / 2, MOST_EAGER), group.arena().layout.ring_bytes / 4),
+      group_(group),
       peer_(peer),
-      member_(comm.group().members[peer]),
-      doorbell_(comm.header(peer).p2p_doorbell),
-      out_(comm.arena(), comm.rank, peer, comm.tuning().nontemporal_bytes),
-      in_(comm.arena(), peer, comm.rank) {}
+      member_(group.memory().members[peer]),
+      doorbell_(group.header(peer).p2p_doorbell),
+      out_(group.arena(), group.rank, peer, group.tuning().nontemporal_bytes),
+      in_(group.arena(), peer, group.rank) {}
 
 bool ShmChannel::try_write(const PacketHeader& header, const std::byte* payload) {
     if (!out_.try_write(header, payload)) return false;
@@ -50,17 +50,19 @@ bool ShmChannel::consume() {
 }
 
 uint64_t ShmChannel::offer_memory(const std::byte* data, size_t bytes) {
-    const uint64_t offset = bytes >= comm_.tuning().direct_bytes ? comm_.locate(data, bytes) : 0;
+    const uint64_t offset = bytes >= group_.tuning().direct_bytes ? group_.locate(data, bytes) : 0;
     if (offset) return IN_FILE | offset;
     return offers_address(data, bytes) ? reinterpret_cast<uintptr_t>(data) : 0;
 }
 
-bool ShmChannel::reads_memory(uint64_t location) { return (location & IN_FILE) || comm_.world->cma.available(member_); }
+bool ShmChannel::reads_memory(uint64_t location) {
+    return (location & IN_FILE) || group_.world->cma.available(member_);
+}
 
 // The page in the middle is taken for all.
 bool ShmChannel::offers_address(const std::byte* data, size_t bytes) {
-    Cma& cma = comm_.world->cma;
-    const rc_tuning& tuning = comm_.tuning();
+    Cma& cma = group_.world->cma;
+    const rc_tuning& tuning = group_.tuning();
     const std::byte* middle = data + bytes / 2;
     if (bytes >= tuning.direct_bytes && cma.same_process(member_)) return true;
     // The user's own cma_bytes holds for all pages.
@@ -69,9 +71,9 @@ bool ShmChannel::offers_address(const std::byte* data, size_t bytes) {
 }
 
 PacketChannel::Read ShmChannel::read_memory(std::byte* target, uint64_t location, size_t bytes) {
-    Cma& cma = comm_.world->cma;
+    Cma& cma = group_.world->cma;
     const bool in_file = location & IN_FILE, loads = in_file || cma.same_process(member_);
-    const auto mapped = in_file ? comm_.resolve(location & ~IN_FILE) : nullptr;  // first: it may fail
+    const auto mapped = in_file ? group_.resolve(location & ~IN_FILE) : nullptr;  // first: it may fail
     const auto read = [&] {
         const auto address = reinterpret_cast<const std::byte*>(location);
         if (!loads) return cma.read(member_, target, address, bytes);
@@ -82,15 +84,15 @@ PacketChannel::Read ShmChannel::read_memory(std::byte* target, uint64_t location
     const bool done = memory_valid() && read();
     in_.set_copying(false);
     // If the peer is dead, its pid, and so the memory read, may belong to another process.
-    if (!memory_valid() || comm_.world->liveness.dead(member_)) return Read::PENDING;
+    if (!memory_valid() || group_.world->liveness.dead(member_)) return Read::PENDING;
     return done ? Read::DONE : Read::REFUSED;
 }
 
 void ShmChannel::end_access() {
-    while (out_.is_being_read() && comm_.runs(peer_)) yield_core();
+    while (out_.is_being_read() && group_.runs(peer_)) yield_core();
 }
 
 // False once a sender may have released its buffer.
-bool ShmChannel::memory_valid() const { return !comm_.has_failed() && !comm_.closed(peer_); }
+bool ShmChannel::memory_valid() const { return !group_.has_failed() && !group_.closed(peer_); }
 
 }  // namespace ringcomm

@@ -3,14 +3,14 @@
 #pragma once
 
 #include "p2p/channel.h"
-#include "shm/comm.h"
+#include "shm/group.h"
 #include "shm/rings.h"
 
 namespace ringcomm {
 
 class ShmChannel : public PacketChannel {
 public:
-    ShmChannel(Comm& comm, int peer);
+    ShmChannel(ShmGroup& group, int peer);
 
     bool try_write(const PacketHeader& header, const std::byte* payload) override;
     ReceivedPacket next() override;
@@ -31,7 +31,7 @@ private:
     bool offers_address(const std::byte* data, size_t bytes);
     bool memory_valid() const;
 
-    Comm& comm_;
+    ShmGroup& group_;
     const int peer_, member_;  // its rank here, and in the world
     Doorbell& doorbell_;       // of the peer
     SendRing out_;

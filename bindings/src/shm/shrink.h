@@ -5,7 +5,7 @@
 // list, however many die meanwhile. A rank that is too late finds itself left out.
 #pragma once
 
-#include "shm/comm.h"
+#include "shm/group.h"
 
 namespace ringcomm {
 
@@ -15,6 +15,6 @@ struct Survivors {
 };
 
 // Waits for ranks that run but do not take part until `deadline`. Throws RC_ABORTED if this rank is left out.
-Survivors agree_on_survivors(Comm& comm, uint64_t deadline);
+Survivors agree_on_survivors(ShmGroup& group, uint64_t deadline);
 
 }  // namespace ringcomm

@@ -13,7 +13,7 @@ World::World(int fd, int rank, int size, const int64_t* pids, const int* pidfds,
       arena(std::make_shared<Arena>(file, 0, size, tuning.arena_bytes)),
       heaps(file, arena->layout.arena_bytes(size), tuning.heap_bytes, rank, size),
       cma(arena, pids),
-      placement(arena),
+      placement(arena, tuning.cores),
       liveness(size, pids, pidfds) {}
 
 uint64_t World::heaps_end(int size, const rc_tuning& tuning) {

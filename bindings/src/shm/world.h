@@ -4,11 +4,11 @@
 #include <memory>
 
 #include "core/peer_group.h"
-#include "machine/liveness.h"
 #include "machine/placement.h"
 #include "memory/arena.h"
 #include "memory/cma.h"
 #include "memory/heap.h"
+#include "shm/liveness.h"
 
 namespace ringcomm {
 

@@ -1,7 +1,7 @@
 """The thread that watches the launches of a rank, and the failures of kernels.
 
 The thread runs in the core and sleeps there (bindings/src/cuda/waits.cpp): it comes back to Python when a kernel has
-failed, or a call has ended for which a callback waits.
+failed, or a call has ended for which a callback waits. A lost peer is noticed there, in bindings/src/cuda/liveness.cpp.
 """
 
 import heapq

@@ -7,7 +7,7 @@ from typing import Any
 from ringcomm.algorithms.select import AlgorithmSelector
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.deadline import Deadline
-from ringcomm.transports.mpi.leaving import abort_at_exit, leaving
+from ringcomm.transports.mpi.finalize import abort_at_exit, leaving
 from ringcomm.transports.network.transport import Network
 
 __all__ = ["MpiNetwork", "mpi_table"]

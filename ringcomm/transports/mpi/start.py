@@ -11,16 +11,14 @@ from ringcomm.bootstrap.store import job_store
 from ringcomm.config import Config
 from ringcomm.errors import (
     ArgumentError,
-    MemoryShortage,
     RingcommError,
-    decode_error,
-    describe_error,
     encode_error,
+    failure_on,
     raise_first_failure,
 )
 from ringcomm.transports import shm
 from ringcomm.transports.contract import Transport
-from ringcomm.transports.mpi.leaving import abort_at_exit, leaving
+from ringcomm.transports.mpi.finalize import abort_at_exit, leaving
 from ringcomm.transports.mpi.link import MpiNetwork, mpi_table
 from ringcomm.transports.mpi.world import all_gather_facts, duplicate, require_intracomm, serialized, world
 from ringcomm.transports.network.facts import JobFacts, facts_of
@@ -85,8 +83,7 @@ def join(comm: Any, config: Config) -> Transport:
         if local:
             local.close()
         own.Free()
-        raise_first_failure((), rank, failure)
-        raise decode_error(failures[0]) from failure
+        raise_first_failure(failures, rank, failure)
     assert local is not None
     if not several:
         own.Free()
@@ -96,7 +93,4 @@ def join(comm: Any, config: Config) -> Transport:
 
 def _named(error: Exception, rank: int) -> RingcommError:
     """Return the error of this rank for the others: it names the rank that has failed, else this one."""
-    if isinstance(error, RingcommError):
-        return error if error.rank is not None else type(error)(f"rank {rank}: {error}", rank=rank)
-    kind = MemoryShortage if isinstance(error, MemoryError) else RingcommError
-    return kind(f"rank {rank}: {describe_error(error)}", rank=rank)
+    return error if isinstance(error, RingcommError) and error.rank is not None else failure_on(rank, error)

@@ -2,14 +2,20 @@
 
 import json
 import time
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ringcomm.errors import ArgumentError, CollectiveTimeout, refuse
-from ringcomm.transports.mpi.leaving import abort_at_exit, with_timeout
+from ringcomm.machine.threads import start_thread
+from ringcomm.transports.mpi.finalize import abort_at_exit
 
 __all__ = ["all_gather_facts", "duplicate", "require_intracomm", "serialized", "world"]
+
+T = TypeVar("T")
 
 PAUSE = 1e-3  # seconds between two tests whether all ranks have joined
 
@@ -65,7 +71,36 @@ def all_gather_facts(comm: Any, fact: Any, timeout: float) -> list[Any]:
         comm.Allgatherv(text, (joined, sizes))
         return [json.loads(each.tobytes()) for each in np.split(joined, np.cumsum(sizes)[:-1])]
 
-    return with_timeout(timeout, "ringcomm.init", exchange)
+    return _with_timeout(timeout, exchange)
+
+
+def _with_timeout(timeout: float, call: Callable[[], T]) -> T:
+    """Return `call()`, which blocks inside MPI; raise CollectiveTimeout if it takes too long.
+
+    Below MPI_THREAD_MULTIPLE no other thread can watch the clock, and there is no timeout.
+    """
+    mpi = _mpi()
+    if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+        return call()
+    result = Future[T]()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    thread = start_thread("ringcomm MPI", run)
+    try:
+        return result.result(timeout)
+    except FutureTimeout:
+        abort_at_exit(thread)
+        text = f"ringcomm.init took more than {timeout:g} s: a rank did not join, or is lost"
+        raise CollectiveTimeout(text) from None
+    except BaseException:
+        if not result.done():  # it was interrupted
+            abort_at_exit(thread)
+        raise
 
 
 def _mpi() -> Any:

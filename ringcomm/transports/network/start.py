@@ -22,7 +22,7 @@ from ringcomm.transports import shm
 from ringcomm.transports.contract import Transport
 from ringcomm.transports.network.facts import JobFacts, facts_of
 from ringcomm.transports.network.mesh import connect_mesh
-from ringcomm.transports.network.survivors import Survivors
+from ringcomm.transports.network.reconnect import Survivors
 from ringcomm.transports.network.transport import Network
 from ringcomm.transports.network.ucx import connect_ucx
 

@@ -18,8 +18,8 @@ from ringcomm.transports.contract import Transport
 from ringcomm.transports.network.gpus import HostsGpus
 from ringcomm.transports.network.layout import HostLayout, layout_of
 from ringcomm.transports.network.programs import program_of
+from ringcomm.transports.network.reconnect import Survivors
 from ringcomm.transports.network.steps import HostCollective, Program, Step
-from ringcomm.transports.network.survivors import Survivors
 from ringcomm.transports.shm import ShmTransport
 from ringcomm.transports.staging import Staging
 from ringcomm.types import COLLECTIVES

@@ -136,7 +136,7 @@ def test_a_split_that_fails_on_one_rank_fails_on_all(comm, step):
         "reserve": mock.patch.object(shm.memory, "require", side_effect=ValueError("not a number: " + "ü" * 1000)),
         "open": mock.patch.object(shm, "lib", FailingToOpen()),
     }[step]
-    words = {"reserve": "rank 1: ValueError: not a number: ??", "open": "rank 1: OSError: no more descriptors"}[step]
+    words = {"reserve": "rank 1: ValueError: not a number: üü", "open": "rank 1: OSError: no more descriptors"}[step]
     with patch if comm.rank == 1 else nullcontext(), pytest.raises(RingcommError) as caught:
         comm.split(None if comm.rank == 2 else 0)
     assert type(caught.value) is RingcommError  # not MemoryShortage

@@ -198,7 +198,7 @@ void sub_group(rc_comm* comm, int rank, int n) {
     rc_free(sub);
 }
 
-// The positions of the flags wrap around after 1,000 calls (shm/comm.h).
+// The positions of the flags wrap around after 1,000 calls (shm/group.h).
 void past_the_wrap(rc_comm* comm, int rank, int n) {
     for (int call = 0; call < 1100; ++call) {
         auto data = filled(rank, 2000);

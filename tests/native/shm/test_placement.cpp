@@ -32,7 +32,7 @@ struct Ranks {
     Placement placement;
 
     explicit Ranks(const std::shared_ptr<File>& file)
-        : arena(std::make_shared<Arena>(file, 0, 3, 64 << 10)), placement(arena) {}
+        : arena(std::make_shared<Arena>(file, 0, 3, 64 << 10)), placement(arena, 2) {}
 
     // Where rank 0, which is on `core`, is after it has spun in vain, while rank 1 is on `peer`.
     int after_vain_spin(int core, int peer, const cpu_set_t& mask) {
@@ -71,10 +71,10 @@ std::shared_ptr<File> file_for(int ranks) {
     return file;
 }
 
-// Whether one of so many ranks says when it yields, by which another knows that no other program had its core.
-bool looks_for_other_programs(int size) {
+// Whether one of `size` ranks on `cores` cores publishes when it yields: its peers need that to see other programs.
+bool looks_for_other_programs(int size, int cores) {
     const auto arena = std::make_shared<Arena>(file_for(size), 0, size, 64 << 10);
-    Placement placement(arena);
+    Placement placement(arena, cores);
     placement.yield(0);
     return arena->rank(0).yielded.load() != 0;
 }
@@ -100,7 +100,10 @@ int main() {
     CHECK(ranks.lost_core(0, 1));                                      // then another program
     CHECK(ranks.lost_core(1, 4));                                      // rank 1 is on another core
     CHECK(!ranks.placement.lost_core(0, 0, 900'000));
-    CHECK(looks_for_other_programs(int(Placement::CROWD * sysconf(_SC_NPROCESSORS_ONLN))));
-    CHECK(!looks_for_other_programs(int(Placement::CROWD * sysconf(_SC_NPROCESSORS_ONLN)) + 1));
+    // The cores that the ranks may use count, however many the machine has.
+    for (const int cores : {1, 2, 3}) {
+        CHECK(looks_for_other_programs(Placement::CROWD * cores, cores));
+        CHECK(!looks_for_other_programs(Placement::CROWD * cores + 1, cores));
+    }
     return failures ? 1 : 0;
 }

@@ -122,7 +122,7 @@ def test_an_error_of_one_rank_is_raised_on_all_as_an_error_of_its_kind():
 
     for error, relayed, text in (
         (ArgumentError("a wrong size"), ArgumentError, "a wrong size"),
-        (RingcommError("a full disk"), RingcommError, "RingcommError: a full disk"),
+        (RingcommError("a full disk"), RingcommError, "a full disk"),
         (OSError("a full disk"), RingcommError, "OSError: a full disk"),
     ):
         found = raised(Exception, lambda error=error: fails(error))

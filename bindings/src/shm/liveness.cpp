@@ -1,5 +1,5 @@
 // Liveness: notices the death of a rank's process.
-#include "machine/liveness.h"
+#include "shm/liveness.h"
 
 #include <fcntl.h>
 #include <poll.h>

@@ -1,4 +1,7 @@
-"""How a process leaves MPI: in the end nothing may be in flight, or MPI_Finalize might wait for ever."""
+"""Before MPI_Finalize, at exit: nothing may be in flight then, or it might wait for ever.
+
+A lost rank is noticed elsewhere: bindings/src/link/message_liveness.cpp.
+"""
 
 import logging
 import os
@@ -6,19 +9,11 @@ import signal
 import sys
 import time
 import weakref
-from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from ringcomm.errors import CollectiveTimeout
-from ringcomm.machine.threads import start_thread
-
-__all__ = ["Leaving", "abort_at_exit", "leaving", "with_timeout"]
+__all__ = ["Leaving", "abort_at_exit", "leaving"]
 
 log = logging.getLogger("ringcomm")
-
-T = TypeVar("T")
 
 ABORT_DELAY = 2.0  # seconds for the other ranks to handle a failure, before the exit of this one aborts the job
 ABORT = 5  # seconds for MPI_Abort, before the process ends without it
@@ -67,33 +62,3 @@ def _leave() -> None:
 
 # At exit finalizers run from the newest to the oldest: this one after those that close communicators.
 weakref.finalize(abort_at_exit, _leave)
-
-
-def with_timeout(timeout: float, description: str, call: Callable[[], T]) -> T:
-    """Return `call()`, which blocks inside MPI; raise CollectiveTimeout if it takes too long.
-
-    Below MPI_THREAD_MULTIPLE no other thread can watch the clock, and there is no timeout.
-    """
-    from mpi4py import MPI
-
-    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        return call()
-    result = Future[T]()
-
-    def run() -> None:
-        try:
-            result.set_result(call())
-        except BaseException as error:
-            result.set_exception(error)
-
-    thread = start_thread("ringcomm MPI", run)
-    try:
-        return result.result(timeout)
-    except FutureTimeout:
-        abort_at_exit(thread)
-        text = f"{description} took more than {timeout:g} s: a rank did not join, or is lost"
-        raise CollectiveTimeout(text) from None
-    except BaseException:
-        if not result.done():  # it was interrupted
-            abort_at_exit(thread)
-        raise

@@ -38,16 +38,16 @@ private:
     int pause_ = 1, left_out_ = 0;  // calls
 };
 
-class Comm final : public PeerGroup {
+class ShmGroup final : public PeerGroup {
 public:
-    Comm(std::shared_ptr<World> world, GroupMemory group, std::vector<GroupMemory> ancestors, int rank,
-         const rc_tuning& tuning);
+    ShmGroup(std::shared_ptr<World> world, GroupMemory memory, std::vector<GroupMemory> ancestors, int rank,
+             const rc_tuning& tuning);
 
     const std::shared_ptr<World> world;
     RegionTable regions;
 
-    Arena& arena() const { return *group_.arena; }
-    const GroupMemory& group() const { return group_; }
+    Arena& arena() const { return *memory_.arena; }
+    const GroupMemory& memory() const { return memory_; }
     const std::vector<GroupMemory>& ancestors() const { return ancestors_; }
     RankHeader& header(int r) const { return arena().rank(r); }
     RankHeader& mine() const { return arena().rank(rank); }
@@ -66,7 +66,7 @@ public:
         int ancestor;                  // whose it is, by its place in ancestors(); -1: of this communicator
     };
     StoredFailure stored_failure() const;
-    int member(int r) const override { return group_.members[r]; }
+    int member(int r) const override { return memory_.members[r]; }
     void allocate() override;
     bool used() const override { return allocated_.load(std::memory_order_relaxed); }
     std::string how_it_ended(int r) override;
@@ -81,7 +81,7 @@ public:
     // one way, from the root or to it, those that give this rank data.
     int awaited(const CallRecord& call) const;
     void on_spin_expired() override;
-    bool yield() override { return world->placement.yield(group_.members[rank]); }
+    bool yield() override { return world->placement.yield(memory_.members[rank]); }
     std::unique_ptr<PacketChannel> open_channel(int peer) override;
     Sleeper& sleeper() override { return sleeper_; }
     uint64_t id() const override { return world->nonce ^ arena().offset * 0x9e3779b97f4a7c15; }
@@ -93,7 +93,7 @@ public:
     void finish_closing() override;
     // The survivors agree on who they are, and continue in another group: see shrink.h.
     struct Shrunk {
-        std::unique_ptr<Comm> comm;
+        std::unique_ptr<ShmGroup> group;
         std::vector<int> ranks;  // here
     };
     Shrunk shrink(uint64_t deadline);
@@ -140,10 +140,10 @@ public:
 
 private:
     bool is_one_way(const CallRecord& call) const;
-    bool is_world() const { return group_.arena == world->arena; }
+    bool is_world() const { return memory_.arena == world->arena; }
 
     const uint64_t record_slots_ = record_slots(size);
-    const GroupMemory group_;
+    const GroupMemory memory_;
     const std::vector<GroupMemory> ancestors_;
     AnySleeper sleeper_;
     std::mutex allocation_mutex_;

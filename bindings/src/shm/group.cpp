@@ -1,5 +1,5 @@
-// Comm: a communicator on one rank, from its arena to its first failure.
-#include "shm/comm.h"
+// ShmGroup: a communicator on one rank, from its arena to its first failure.
+#include "shm/group.h"
 
 #include <unistd.h>
 
@@ -32,23 +32,23 @@ void store(Arena& arena, const rc_error& error, int between = 0) {
 
 }  // namespace
 
-Comm::Comm(std::shared_ptr<World> world, GroupMemory group, std::vector<GroupMemory> ancestors, int rank,
-           const rc_tuning& tuning)
-    : PeerGroup(rank, group.arena->size, tuning, group.arena->rank(rank).flight, world->drains),
+ShmGroup::ShmGroup(std::shared_ptr<World> world, GroupMemory memory, std::vector<GroupMemory> ancestors, int rank,
+                   const rc_tuning& tuning)
+    : PeerGroup(rank, memory.arena->size, tuning, memory.arena->rank(rank).flight, world->drains),
       world(std::move(world)),
       sources(size),
       tile(TILE_BYTES),
       staging_stores(tuning.nontemporal_bytes),
-      group_(std::move(group)),
+      memory_(std::move(memory)),
       ancestors_(std::move(ancestors)),
       sleeper_(mine().p2p_doorbell) {}
 
-void Comm::ensure_ready() {
+void ShmGroup::ensure_ready() {
     PeerGroup::ensure_ready();
     allocate();
 }
 
-void Comm::allocate() {
+void ShmGroup::allocate() {
     if (allocated_.load(std::memory_order_relaxed)) return;
     const std::lock_guard lock(allocation_mutex_);
     if (allocated_.load()) return;
@@ -60,7 +60,7 @@ void Comm::allocate() {
     }
     // Before this rank's first start record, which all ranks read before these flags.
     for (Flag* flag : {&mine().staged, &mine().reduced, &mine().collected}) flag->store(position(0, 0));
-    for (int p = 0; p < size; ++p) header(p).member.store(group_.members[p]);  // also of a rank that never calls
+    for (int p = 0; p < size; ++p) header(p).member.store(memory_.members[p]);  // also of a rank that never calls
     mine().pid.store(getpid());
     GroupHeader& header = arena().group();
     header.size.store(size);
@@ -70,10 +70,10 @@ void Comm::allocate() {
     allocated_.store(true);
 }
 
-Access Comm::access() {
+Access ShmGroup::access() {
     if (!access_) {
         access_ = Access::LOAD;
-        for (int member : group_.members) {
+        for (int member : memory_.members) {
             if (!world->cma.same_process(member)) access_ = std::min(*access_, Access::COPY);
             if (!world->cma.available(member)) access_ = Access::NONE;
         }
@@ -81,12 +81,12 @@ Access Comm::access() {
     return *access_;
 }
 
-const RankTree* Comm::tree() {
+const RankTree* ShmGroup::tree() {
     if (!tree_) {
         tree_.emplace();
         if (tuning().tree_wait_ns) {
             std::vector<Domain> domains;
-            for (const int member : group_.members) {
+            for (const int member : memory_.members) {
                 const RankHeader& of = world->arena->rank(member);
                 domains.push_back({of.node.load(), of.cache.load()});
             }
@@ -98,7 +98,7 @@ const RankTree* Comm::tree() {
     return tree_->get();
 }
 
-std::shared_ptr<std::byte> Comm::resolve(uint64_t location) {
+std::shared_ptr<std::byte> ShmGroup::resolve(uint64_t location) {
     try {
         auto address = world->heaps.resolve(location);
         return address ? address : regions.resolve(location);
@@ -108,7 +108,7 @@ std::shared_ptr<std::byte> Comm::resolve(uint64_t location) {
 }
 
 // Both sides modify the same word, so the later read-modify-write sees the earlier one's prior writes.
-void Comm::begin_peer_access() {
+void ShmGroup::begin_peer_access() {
     mine().accesses_peers.exchange(1);
     check_failure();
     for (int p = 0; p < size; ++p) {
@@ -116,11 +116,11 @@ void Comm::begin_peer_access() {
     }
 }
 
-bool Comm::await_peer_access() {
+bool ShmGroup::await_peer_access() {
     end_peer_access();
     bool ended = true;
     for (int p = 0; p < size; ++p) {
-        const int member = group_.members[p];
+        const int member = memory_.members[p];
         while (header(p).accesses_peers.fetch_or(0) && !world->liveness.dead(member)) {
             if (world->liveness.stopped(member)) {
                 ended = false;
@@ -132,24 +132,24 @@ bool Comm::await_peer_access() {
     return ended;
 }
 
-bool Comm::runs(int r) const {
-    const int member = group_.members[r];
+bool ShmGroup::runs(int r) const {
+    const int member = memory_.members[r];
     return !world->liveness.dead(member) && !world->liveness.stopped(member);
 }
 
-Comm::StoredFailure Comm::stored_failure() const {
+ShmGroup::StoredFailure ShmGroup::stored_failure() const {
     const auto of = [](const GroupMemory& group) {
         const SharedFailure& failure = group.arena->group().failure;
         return failure.state.load(std::memory_order_acquire) == 2 ? &failure : nullptr;
     };
-    if (const SharedFailure* failure = of(group_)) return {failure, -1};
+    if (const SharedFailure* failure = of(memory_)) return {failure, -1};
     for (size_t i = 0; i < ancestors_.size(); ++i) {
         if (const SharedFailure* failure = of(ancestors_[i])) return {failure, int(i)};
     }
     return {nullptr, -1};
 }
 
-void Comm::check_failure() const {
+void ShmGroup::check_failure() const {
     const auto [stored, ancestor] = stored_failure();
     if (!stored) return;
     Failure failure(stored->error);
@@ -161,14 +161,14 @@ void Comm::check_failure() const {
     throw failure;
 }
 
-bool Comm::has_failed() const {
+bool ShmGroup::has_failed() const {
     const auto fails = [](const GroupMemory& group) { return group.arena->group().failure.state.load() != 0; };
-    return fails(group_) || std::any_of(ancestors_.begin(), ancestors_.end(), fails);
+    return fails(memory_) || std::any_of(ancestors_.begin(), ancestors_.end(), fails);
 }
 
-void Comm::store_failure(const Failure& failure) {
+void ShmGroup::store_failure(const Failure& failure) {
     const int culprit = failure.error.rank;
-    store(*group_.arena, failure.error);
+    store(*memory_.arena, failure.error);
     if (failure.error.code != RC_PEER_LOST || culprit < 0 || closed(culprit)) return;
     const std::string how = how_it_ended(culprit);
     if (how.empty()) return;
@@ -178,35 +178,37 @@ void Comm::store_failure(const Failure& failure) {
     }
 }
 
-void Comm::store_failure_between_hosts(const Failure& failure, int size) { store(*group_.arena, failure.error, size); }
+void ShmGroup::store_failure_between_hosts(const Failure& failure, int size) {
+    store(*memory_.arena, failure.error, size);
+}
 
-std::string Comm::how_it_ended(int r) {
+std::string ShmGroup::how_it_ended(int r) {
     Liveness& liveness = world->liveness;
-    const int member = group_.members[r];
+    const int member = memory_.members[r];
     if (!liveness.dead(member)) return {};
     return format("(process %" PRId64 ") ", liveness.pid(member)) + liveness.how_it_ended(member);
 }
 
-void Comm::on_spin_expired() {
-    if (!tuning().oversubscribed) world->placement.leave_shared_core(group_.members[rank]);
+void ShmGroup::on_spin_expired() {
+    if (!tuning().oversubscribed) world->placement.leave_shared_core(memory_.members[rank]);
 }
 
-std::unique_ptr<PacketChannel> Comm::open_channel(int peer) { return std::make_unique<ShmChannel>(*this, peer); }
+std::unique_ptr<PacketChannel> ShmGroup::open_channel(int peer) { return std::make_unique<ShmChannel>(*this, peer); }
 
-RankReport Comm::report(int r, int calls) const {
+RankReport ShmGroup::report(int r, int calls) const {
     const FlightRecord& flight = header(r).flight;
     return {r, state(r), flight.waits_for.load() - 1, flight.last(calls)};
 }
 
-std::string Comm::state(int r) const {
-    const int member = group_.members[r];
+std::string ShmGroup::state(int r) const {
+    const int member = memory_.members[r];
     if (closed(r)) return "closed";
     if (world->liveness.dead(member)) return "dead";
     if (world->liveness.stopped(member)) return format("process %" PRId64 " is stopped", world->liveness.pid(member));
     return "";
 }
 
-FlightRecord& Comm::open_between_hosts(int group_size, int process, int processes) {
+FlightRecord& ShmGroup::open_between_hosts(int group_size, int process, int processes) {
     allocate();
     arena().allocate_between_hosts(rank);
     FlightBetweenHosts& flight = arena().between_hosts(rank);
@@ -217,7 +219,7 @@ FlightRecord& Comm::open_between_hosts(int group_size, int process, int processe
     return flight.record;
 }
 
-void Comm::start_closing() {
+void ShmGroup::start_closing() {
     mine().state.store(RANK_CLOSED);  // first: a peer that sees it begins no access to what a woken caller releases
     PeerGroup::start_closing();
     for (int p = 0; p < size; ++p) {
@@ -226,18 +228,18 @@ void Comm::start_closing() {
     }
 }
 
-void Comm::finish_closing() {
+void ShmGroup::finish_closing() {
     // The world's arena ends with the file; the last rank to leave another group discards its range. One that was left
     // out still has to see that the others have closed.
     mine().detached.store(1);
     if (is_world()) return;
     for (int r = 0; r < size; ++r) {
-        if (!header(r).detached.load() && !world->liveness.dead(group_.members[r])) return;
+        if (!header(r).detached.load() && !world->liveness.dead(memory_.members[r])) return;
     }
     arena().discard();
 }
 
-Comm::Shrunk Comm::shrink(uint64_t deadline) {
+ShmGroup::Shrunk ShmGroup::shrink(uint64_t deadline) {
     allocate();  // this rank may have made no call here
     // Peers that wait in a call, for a failure that is this rank's own, shall come too.
     if (!has_failed()) store_failure(Failure(RC_ABORTED, format("rank %d has called shrink", rank), rank));
@@ -245,9 +247,10 @@ Comm::Shrunk Comm::shrink(uint64_t deadline) {
     const std::vector<int>& ranks = survivors.ranks;
     const int left = int(ranks.size());
     GroupMemory next{std::make_shared<Arena>(world->file, survivors.offset, left, tuning().arena_bytes), {}};
-    for (int r : ranks) next.members.push_back(group_.members[r]);
-    return {std::make_unique<Comm>(world, std::move(next), std::vector<GroupMemory>{}, index_of(rank, ranks), tuning()),
-            ranks};
+    for (int r : ranks) next.members.push_back(memory_.members[r]);
+    return {
+        std::make_unique<ShmGroup>(world, std::move(next), std::vector<GroupMemory>{}, index_of(rank, ranks), tuning()),
+        ranks};
 }
 
 }  // namespace ringcomm
