@@ -108,7 +108,7 @@ void CollectiveOp::read(int r, std::byte* target, const std::byte* address, size
     // Of two ranks the other one may be waiting for the end of this copy. It is woken when as much is left as takes the
     // time of a wake-up, some 100 us, so that it spins then.
     constexpr size_t LAST = 1 << 20;
-    const bool wakes = size == 2 && group.spin_policy.spin_ns > 0;
+    const bool wakes = size == 2 && spin_again_ns() > 0;
     const auto read_part = [&](size_t begin, size_t end) {
         return group.world->cma.read(group.memory().members[r], target + begin, address + begin, end - begin);
     };

@@ -96,7 +96,7 @@ private:
         late_ = true;
         group.set_waits_for(peer_);
     }
-    SpinPolicy spin_again() const override { return {group.spin_policy.spin_ns, 0}; }
+    uint64_t spin_again_ns() const override { return group.spin_policy.spin_ns; }
     Failure timed_out() override;
 
     uint64_t awaited_epoch_;  // the call whose records this rank waits for

@@ -27,11 +27,6 @@ uint64_t tick_ns();
 constexpr uint64_t TICK_NS = 10'000'000;
 uint64_t deadline_of(uint64_t start, double seconds);
 
-// How long a waiter spins, or yields, before it sleeps.
-struct SpinPolicy {
-    uint64_t spin_ns, yield_ns;
-};
-
 // The checks between slices of sleep.
 class WaitChecks {
 public:
@@ -42,10 +37,8 @@ public:
     // Gives the core to another rank; false if another program takes it, or would.
     virtual bool yield();
     virtual void on_long_wait() {}  // called once, before the first sleep
-    // Whether ready() has moved data since the last question: then a spin, or a yield, begins anew.
-    virtual bool has_moved() { return false; }
-    // How long a waiter stays awake after a sleep, where it may have been woken ahead of its event.
-    virtual SpinPolicy spin_again() const { return {0, 0}; }
+    // How long a waiter spins after a sleep, where it may have been woken ahead of its event.
+    virtual uint64_t spin_again_ns() const { return 0; }
     virtual uint64_t deadline() const = 0;  // ns
 
 protected:
@@ -66,6 +59,10 @@ protected:
     ~Sleeper() = default;
 };
 
+// How long a waiter spins, or yields, before it sleeps.
+struct SpinPolicy {
+    uint64_t spin_ns, yield_ns;
+};
 constexpr SpinPolicy IDLE{0, 0};
 // For ranks that need `wake_ns` to wake up. A rank that waits for one that wakes up must not fall asleep itself, or
 // both sleep in turn in every call from then on. Where ranks share cores, a spinning rank keeps the core from the rank
@@ -111,7 +108,6 @@ public:
     explicit WaitClock(uint64_t longest_ns) : longest_ns_(longest_ns) {}
     uint64_t waited();
     uint64_t passed() const { return seen_ - begun_; }  // in all, when waited() was called last
-    void restart() { waited_ = 0; }
 
 private:
     const uint64_t longest_ns_, begun_ = now_ns();
@@ -133,24 +129,24 @@ void wait_until(Ready ready, SleeperType&& sleeper, const SpinPolicy& spin_polic
         }
         return false;
     };
-    // Returns whether it is ready.
-    const auto stay_awake = [&](const SpinPolicy& policy, auto&& on_spin_expired) {
-        for (WaitClock spinning(POLLS_NS); spinning.waited() < policy.spin_ns && spinning.passed() < MOST_AWAKE_NS;) {
+    const auto spin = [&](uint64_t ns) {
+        for (WaitClock spinning(POLLS_NS); spinning.waited() < ns && spinning.passed() < MOST_AWAKE_NS;) {
             if (poll()) return true;
-            if (checks.has_moved()) spinning.restart();
-        }
-        on_spin_expired();
-        for (WaitClock yielding(YIELD_NS); yielding.waited() < policy.yield_ns && yielding.passed() < MOST_AWAKE_NS;) {
-            if (ready()) return true;
-            if (checks.has_moved()) yielding.restart();
-            if (!checks.yield()) break;
         }
         return false;
     };
     const bool stays_awake = spin_policy.spin_ns + spin_policy.yield_ns > 0;
     if (stays_awake && poll()) return;
     about_to_wait();
-    if (stays_awake && stay_awake(spin_policy, [&] { checks.on_spin_expired(); })) return;
+    if (stays_awake) {
+        if (spin(spin_policy.spin_ns)) return;
+        checks.on_spin_expired();
+        WaitClock yielding(YIELD_NS);
+        while (yielding.waited() < spin_policy.yield_ns && yielding.passed() < MOST_AWAKE_NS) {
+            if (ready()) return;
+            if (!checks.yield()) break;
+        }
+    }
     checks.on_long_wait();
     for (;;) {
         const uint32_t ticket = sleeper.announce();
@@ -158,7 +154,7 @@ void wait_until(Ready ready, SleeperType&& sleeper, const SpinPolicy& spin_polic
         if (!already) sleeper.sleep(ticket, slice_ns(checks.deadline()));
         sleeper.retract();
         // Before the checks: the ring of a failure during the spin would not end the next sleep.
-        if (already || ready() || stay_awake(checks.spin_again(), [] {})) return;
+        if (already || ready() || spin(checks.spin_again_ns())) return;
         if (const auto failure = checks.stop_reason()) {
             if (ready()) return;  // it arrived just before its sender left
             checks.fail(*failure);

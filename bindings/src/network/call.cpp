@@ -10,9 +10,22 @@ namespace ringcomm {
 
 namespace {
 
-// A message over TCP takes some 5 us, and a sleeping rank some 50 us to wake. After the first, others may need the
-// core.
-constexpr SpinPolicy SPIN{10'000, 190'000}, OVERSUBSCRIBED{0, 20'000};
+constexpr uint64_t SPIN_NS = 200'000, SPIN_OVERSUBSCRIBED_NS = 20'000;  // a sleeping rank takes some 50 us to wake
+constexpr uint64_t SOON_NS = 10'000;       // a message over TCP takes some 5 us; then others may need the core
+constexpr uint64_t SLICE_NS = 50'000'000;  // between checks of failures, signals and the deadline
+
+// Afterwards the flight record names nobody any more.
+class LongWait {
+public:
+    explicit LongWait(NetworkGroup& group) : group_(group) {}
+    ~LongWait() {
+        if (group_.flight.waits_for.load(std::memory_order_relaxed)) group_.flight.clear_waits_for();
+    }
+    LongWait(const LongWait&) = delete;
+
+private:
+    NetworkGroup& group_;
+};
 
 }  // namespace
 
@@ -50,41 +63,44 @@ void NetworkCall::run() {
     }
 }
 
+// Spins as long as data moves, then sleeps on the link. wait_until() counts the time that this thread has the core, so
+// that ranks that share cores yield for longer: an all_reduce of 8 MiB on 2 x 2 ranks of 2 cores takes 5.8 ms in place
+// of 4.6, where its waits begin anew whenever data has moved.
 void NetworkCall::wait(const std::function<bool()>& ready, const int& peer) {
+    const LongWait long_wait(group_);
     NetworkWorld& world = *group_.world;
-    const auto progress = [&] {
+    const uint64_t spin_ns = group_.tuning().oversubscribed ? SPIN_OVERSUBSCRIBED_NS : SPIN_NS;
+    const auto ready_now = [&](bool& moved) {
         const auto lock = lock_or_wait(world.mutex);
         if (ready()) return true;
-        moved_ |= world.progress();
+        moved = world.progress();
         return ready();
     };
-    const struct End {
-        NetworkCall& call;
-        ~End() { call.end_wait(); }
-    } end{*this};
-    awaited_ = &peer;
-    wait_until(progress, world, spin_policy(), *this);
-}
-
-SpinPolicy NetworkCall::spin_policy() const { return group_.tuning().oversubscribed ? OVERSUBSCRIBED : SPIN; }
-
-// While data moves, this rank has work.
-SpinPolicy NetworkCall::spin_again() const { return moved_ ? spin_policy() : IDLE; }
-
-void NetworkCall::on_long_wait() {
-    if (awaited_) group_.set_waits_for(*awaited_);
-}
-
-std::optional<Failure> NetworkCall::stop_reason() {
-    on_long_wait();  // it may wait for another rank by now
-    return RunningCollective::stop_reason();
-}
-
-// Afterwards the flight record names nobody any more.
-void NetworkCall::end_wait() {
-    awaited_ = nullptr;
-    moved_ = false;
-    if (group_.flight.waits_for.load(std::memory_order_relaxed)) group_.flight.clear_waits_for();
+    uint64_t idle_since = now_ns(), checked = idle_since;
+    for (;;) {
+        bool moved = false;
+        if (ready_now(moved)) return;
+        about_to_wait();
+        const uint64_t now = now_ns();
+        if (moved) idle_since = now;
+        const bool sleeps = now - idle_since >= spin_ns;
+        if (sleeps) {
+            const uint32_t ticket = world.announce();
+            const bool already = ready_now(moved);
+            if (!already) group_.set_waits_for(peer);
+            if (!already) world.sleep(ticket, slice_ns(deadline()));
+            world.retract();
+            if (already || ready_now(moved)) return;
+        } else if (group_.tuning().oversubscribed || now - idle_since > SOON_NS) {
+            yield_core();
+        }
+        if (!sleeps && now - checked < SLICE_NS) continue;
+        checked = now;
+        if (const auto failure = stop_reason()) {
+            if (ready_now(moved)) return;
+            fail(*failure);
+        }
+    }
 }
 
 // A collective of the ranks of this host. Its failure is one of the group, and so is its deadline.

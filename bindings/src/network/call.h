@@ -3,7 +3,6 @@
 
 #include <functional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "core/running_collective.h"
@@ -53,14 +52,6 @@ private:
     void run_local(int collective, const void* source, void* target, uint64_t count, int dtype, int op, int root,
                    const uint64_t* counts);
 
-    void end_wait();
-    SpinPolicy spin_policy() const;
-    SpinPolicy spin_again() const override;
-    bool has_moved() override { return std::exchange(moved_, false); }
-    bool yield() override { return WaitChecks::yield(); }
-    void on_long_wait() override;
-    std::optional<Failure> stop_reason() override;
-
     bool has_finished(int r) const override { return group_.finished(r, call.epoch); }
     std::optional<Failure> host_failure() override;
     uint64_t deadline() const override { return deadline_of(call.start, call.timeout + (inside_host_ ? MARGIN : 0)); }
@@ -78,8 +69,6 @@ private:
     const bool one_shot_;
     std::vector<HostRecord> records_;  // by host
     std::byte* memories_[3]{};
-    const int* awaited_ = nullptr;  // the rank that wait() waits for
-    bool moved_ = false;            // data, in wait()
     bool inside_host_ = false;      // where this rank waits
     std::byte* landing_ = nullptr;  // for what is combined as it arrives
 };

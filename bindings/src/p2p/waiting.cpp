@@ -50,7 +50,7 @@ public:
         if (request_) group_.set_waits_for(request_->transfer.peer);
     }
     // More of a large message may follow.
-    SpinPolicy spin_again() const override { return {moved_ ? SENDER_WAKES_NS : 0, 0}; }
+    uint64_t spin_again_ns() const override { return moved_ ? SENDER_WAKES_NS : 0; }
     uint64_t deadline() const override { return engine_.next_look(deadline_); }
 
     // While anything moves, a rank that waits for a request goes on: it needs its core.

@@ -13,7 +13,6 @@ constexpr uint64_t MS = 1'000'000;
 struct Waiter final : WaitChecks {
     bool to_ranks = true;  // what yield() finds
     int vain_spins = 0, yields = 0, sleeps = 0;
-    int moves = 0;  // data, so many times
 
     std::optional<Failure> stop_reason() override { return {}; }
     [[noreturn]] void fail(const Failure&) override { _exit(1); }
@@ -22,7 +21,6 @@ struct Waiter final : WaitChecks {
         ++yields;
         return to_ranks;
     }
-    bool has_moved() override { return moves > 0 && moves--; }
     uint64_t deadline() const override { return UINT64_MAX; }
 
     uint32_t announce() const { return 0; }
@@ -60,21 +58,6 @@ void test_progress_thread() {
     CHECK(waiter.vain_spins == 0 && waiter.yields == 0 && waiter.sleeps == 2);
 }
 
-// A wait in which data moves ends without a sleep, though it takes many times as long as a spin, or the yields.
-void test_moving_data() {
-    constexpr int MOVES = 5000, TRIES = 20;  // another program may take the core for as long as a rank stays awake
-    for (const SpinPolicy& policy : {SpinPolicy{50'000, 0}, SpinPolicy{0, 50'000}}) {
-        bool without_sleep = false;
-        for (int i = 0; i < TRIES && !without_sleep; ++i) {
-            Waiter waiter;
-            waiter.moves = MOVES;
-            wait_until([&] { return waiter.moves == 0 || waiter.sleeps > 0; }, waiter, policy, waiter);
-            without_sleep = waiter.sleeps == 0;
-        }
-        CHECK(without_sleep);
-    }
-}
-
 void test_pause() {
     YieldPause pause;
     CHECK(pause.is_over(0));
@@ -101,7 +84,6 @@ int main() {
     test_core_for_each_rank();
     test_shared_core();
     test_progress_thread();
-    test_moving_data();
     test_pause();
     return failures ? 1 : 0;
 }
