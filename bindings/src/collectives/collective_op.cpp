@@ -59,12 +59,7 @@ void CollectiveOp::confirm(size_t lines) {
     if (other != NO_RANK) throw mismatch_of(call.epoch, other);
 }
 
-bool CollectiveOp::differs(int p, size_t lines) {
-    await(record(p).epoch, call.epoch, p, lines);
-    return signature_in(record(p)) != call.signature;
-}
-
-void CollectiveOp::verify(uint64_t last) {
+void CollectiveOp::compare_up_to(uint64_t last) {
     for (uint64_t epoch = group.verified + 1; epoch <= last; group.verified = epoch++) {
         int other = NO_RANK;
         awaited_epoch_ = epoch;

@@ -81,9 +81,16 @@ private:
     void publish_start(const DirectBuffers* buffers);
     // Compares the records of all ranks of the calls up to `last`, and keeps the mismatch of one that has returned
     // here.
-    void verify(uint64_t last);
-    bool differs(int r, size_t lines);  // waits for its start record
-    Failure mismatch_of(uint64_t epoch, int other) const {
+    void verify(uint64_t last) {
+        if (group.verified < last) compare_up_to(last);
+    }
+    void compare_up_to(uint64_t last);
+    bool differs(int p, size_t lines) {  // waits for its start record
+        await(record(p).epoch, call.epoch, p, lines);
+        return signature_in(record(p)) != call.signature;
+    }
+    // Not inline: a Failure takes 4 KiB of the stack.
+    [[gnu::noinline]] Failure mismatch_of(uint64_t epoch, int other) const {
         return mismatch(epoch, other, [&](int r) -> const Signature& { return record(r, epoch).signature; });
     }
     template <Site site>

@@ -11,9 +11,8 @@ namespace ringcomm {
 // All ranks have read what was relayed two calls ago, because they have started the last one.
 bool TreePass::is_worth_it() const {
     ShmGroup& group = op_.group;
-    return group.tree() && op_.part == Part::WHOLE && group.verified + 1 == op_.call.epoch &&
-           given_ * op_.size <= room() && result_bytes_ <= room() && !may_be_direct(group.tuning(), given_) &&
-           group.tree_attempts.is_due();
+    return op_.part == Part::WHOLE && group.verified + 1 == op_.call.epoch && given_ * op_.size <= room() &&
+           result_bytes_ <= room() && !may_be_direct(group.tuning(), given_) && group.tree_attempts.is_due();
 }
 
 bool TreePass::fits(ShmGroup& group, const CallRecord& call) {

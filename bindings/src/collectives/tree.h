@@ -27,7 +27,7 @@ public:
     // if that has to be done another way; nothing was written then.
     template <class Combine>
     bool run(Combine combine) {
-        if (!is_worth_it()) return false;
+        if (!op_.group.tree() || !is_worth_it()) return false;
         const RankTree& tree = *op_.group.tree();
         const bool done = collect() && (tree.parent(op_.rank) < 0 ? make_result(combine) : take_result());
         op_.group.tree_attempts.end(done);

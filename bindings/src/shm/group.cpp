@@ -81,21 +81,18 @@ Access ShmGroup::access() {
     return *access_;
 }
 
-const RankTree* ShmGroup::tree() {
-    if (!tree_) {
-        tree_.emplace();
-        if (tuning().tree_wait_ns) {
-            std::vector<Domain> domains;
-            for (const int member : memory_.members) {
-                const RankHeader& of = world->arena->rank(member);
-                domains.push_back({of.node.load(), of.cache.load()});
-            }
-            auto tree = std::make_unique<RankTree>(domains);
-            // One-shot reads as many lines one after another as there are peers.
-            if (tree->critical_lines() < size - 1) *tree_ = std::move(tree);
-        }
+const RankTree* ShmGroup::find_tree() {
+    tree_known_ = true;
+    if (!tuning().tree_wait_ns) return nullptr;
+    std::vector<Domain> domains;
+    for (const int member : memory_.members) {
+        const RankHeader& of = world->arena->rank(member);
+        domains.push_back({of.node.load(), of.cache.load()});
     }
-    return tree_->get();
+    auto tree = std::make_unique<RankTree>(domains);
+    // One-shot reads as many lines one after another as there are peers.
+    if (tree->critical_lines() < size - 1) tree_ = std::move(tree);
+    return tree_.get();
 }
 
 std::shared_ptr<std::byte> ShmGroup::resolve(uint64_t location) {

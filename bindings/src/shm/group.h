@@ -128,7 +128,7 @@ public:
 
     // Through which small data goes; nullptr: each rank reads that of all. In a call, because all ranks have published
     // their domains then.
-    const RankTree* tree();
+    const RankTree* tree() { return tree_known_ ? tree_.get() : find_tree(); }
     TreeAttempts tree_attempts;
 
     // Scratch memory of the one collective that may run.
@@ -149,7 +149,9 @@ private:
     std::mutex allocation_mutex_;
     std::atomic<bool> allocated_{false};
     std::optional<Access> access_;
-    std::optional<std::unique_ptr<RankTree>> tree_;
+    const RankTree* find_tree();
+    bool tree_known_ = false;
+    std::unique_ptr<RankTree> tree_;
 };
 
 // The value of a flag after `chunk` chunks of call `epoch`. It wraps around after 2^40 calls, so positions are compared
