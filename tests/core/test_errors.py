@@ -62,7 +62,9 @@ def test_a_native_failure_becomes_its_error_with_its_message():
 
 def test_a_refusal_of_the_core_names_the_argument():
     with pytest.raises(ringcomm.ArgumentError) as refused:
-        native.check(native.lib.rc_world_open(-1, 3, 2, native.NULL, native.NULL, 0, native.NULL, native.NULL))
+        native.check(
+            native.lib.rc_world_open(-1, 3, 2, native.NULL, native.NULL, 0, native.NULL, native.NULL, native.NULL)
+        )
     assert refused.value.argument == str(refused.value).split(":")[0].split(" ")[0] == "rank"
 
 
