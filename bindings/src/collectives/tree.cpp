@@ -12,7 +12,8 @@ namespace ringcomm {
 bool TreePass::is_worth_it() const {
     ShmGroup& group = op_.group;
     return op_.part == Part::WHOLE && group.verified + 1 == op_.call.epoch && given_ * op_.size <= room() &&
-           result_bytes_ <= room() && !may_be_direct(group.tuning(), given_) && group.tree_attempts.is_due();
+           result_bytes_ <= room() && !may_be_direct(group.tuning(), given_) &&
+           group.tree_attempts.is_due(op_.call.epoch);
 }
 
 bool TreePass::fits(ShmGroup& group, const CallRecord& call) {

@@ -21,21 +21,15 @@ struct GroupMemory {
     std::vector<int> members;
 };
 
-// Whether to try the tree: after a call in which it came to nothing not in the next 2, then 4, at most 64.
+// In which calls to try the tree: in all, and after one in which that came to nothing in one of 2, then of 4, at last
+// of 64. A hash of their numbers tells which, so that ranks which have given up at different times meet again.
 class TreeAttempts {
 public:
-    bool is_due() {
-        if (left_out_ == 0) return true;
-        --left_out_;
-        return false;
-    }
-    void end(bool done) {
-        pause_ = done ? 1 : std::min(2 * pause_, 64);
-        left_out_ = done ? 0 : pause_;
-    }
+    bool is_due(uint64_t epoch) const { return (epoch * 0x9e3779b97f4a7c15 >> 58) % interval_ == 0; }
+    void end(bool done) { interval_ = done ? 1 : std::min<uint64_t>(2 * interval_, 64); }
 
 private:
-    int pause_ = 1, left_out_ = 0;  // calls
+    uint64_t interval_ = 1;
 };
 
 class ShmGroup final : public PeerGroup {
