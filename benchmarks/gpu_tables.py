@@ -40,7 +40,7 @@ def of_readme() -> Iterator[str]:
     yield of_torch((GRAPH, QUEUED))
     graph, called = ratios(torch_times(GRAPH)), ratios(bench_times("nccl", "all_reduce", MIB))
     yield (
-        f"In a graph ringcomm is {span(graph)} times as fast as NCCL. A call from Python with CuPy arrays took "
+        f"In a graph ringcomm was {span(graph)} times as fast as NCCL. A call from Python with CuPy arrays took "
         f"{span((1 / ratio for ratio in called), 0)} times as long as NCCL's, up to 1 MiB."
     )
 

@@ -1,5 +1,5 @@
-// How PointToPointEngine moves messages larger than half the ring, and synchronous ones: the rendezvous protocol, as in
-// UCX and Open MPI.
+// How PointToPointEngine moves messages above PacketChannel::eager_bytes (half the ring, at most 128 KiB, in shared
+// memory; 64 KiB between hosts), and synchronous ones: the rendezvous protocol, as in UCX and Open MPI.
 //
 //   sender                                          receiver
 //   RTS: size, dtype, tag, maybe the location  →    matches a receive, then one of three:
