@@ -1,4 +1,4 @@
-// The C ABI of shared memory: the world, the groups split from it, and symmetric buffers.
+// The C ABI of groups of one machine: the world, those split from it, the survivors of a loss, and symmetric buffers.
 #include <algorithm>
 #include <cinttypes>
 
