@@ -145,9 +145,7 @@ class Server(threading.Thread):
         if self.membership.lost:
             self._end_starts_of_the_lost()
         self._send(self._shrink.poll())
-        for name, start in self._starts.items():
-            if start.has(CONNECTED):
-                self._note_connected(name)
+        for start in self._starts.values():
             self._send(start.poll())
         self._sweep()
         return served
@@ -175,6 +173,7 @@ class Server(threading.Thread):
             request = decode(message)
             if session:
                 self._send(session.take(peer, request))
+                self._note_connected(session)
             else:
                 self._join(peer, request)
         except (ArithmeticError, ValueError, KeyError, TypeError, RecursionError):
@@ -215,10 +214,13 @@ class Server(threading.Thread):
         self._peers.send(peer, encode("refused", reason=reason))
         self._peers.refuse(peer, reason)
 
-    def _note_connected(self, name: str) -> None:
-        self.membership.connected = True
-        for rank in self._shrink.end(name):
-            self._send(self.membership.set(left_out_key(rank), b""))
+    def _note_connected(self, session: BaseSession) -> None:
+        """At once: a member may be lost in the next message, and its group would agree again on who survives."""
+        for name, start in self._starts.items():
+            if start is session and start.has(CONNECTED):
+                self.membership.connected = True
+                for rank in self._shrink.end(name):
+                    self._send(self.membership.set(left_out_key(rank), b""))
 
     def _end_start(self, name: str, size: int, error: RingcommError) -> None:
         self._starts.setdefault(name, Start(size)).fail(error)

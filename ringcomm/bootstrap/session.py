@@ -124,6 +124,14 @@ class BaseSession:
         return number
 
 
+class _Gather(NamedTuple):
+    """What has come for one list of facts: by rank, and from whom."""
+
+    size: int
+    facts: dict[int, bytes]
+    given_by: dict[int, Peer]
+
+
 class Start(BaseSession):
     """The store of `size` members of one start: ranks, or the launchers of several hosts. The first failure ends it.
 
@@ -138,7 +146,7 @@ class Start(BaseSession):
         self.failure: RingcommError | None = None
         self.failed_at = 0.0
         self.came: dict[int, str] = {}  # the process of every member that has ever joined
-        self._facts: defaultdict[str, dict[int, bytes]] = defaultdict(dict)  # by name and rank, until all have come
+        self._gathers: dict[str, _Gather] = {}  # by name, until all facts have come
 
     @property
     def complete(self) -> bool:
@@ -186,24 +194,26 @@ class Start(BaseSession):
         if self.failure and not self.has(name):
             return [(peer, encode_failure(self.failure, id=number))]
         if message.kind == "gather":
-            replies = self.gather(name, int(message.fields["rank"]), size, message.payload)
+            replies = self.gather(peer, name, int(message.fields["rank"]), size, message.payload)
         elif not self.has(name):
             self._answer(peer)
-            return [(peer, encode("missing", id=number, ranks=sorted({*range(size)} - self._facts[name].keys())))]
+            given = self._gathers[name].facts if name in self._gathers else {}
+            return [(peer, encode("missing", id=number, ranks=sorted({*range(size)} - given.keys())))]
         return [*replies, *self._get(peer, name, number, waits=True)]
 
-    def gather(self, name: str, rank: int, size: int, fact: bytes) -> Replies:
+    def gather(self, peer: Peer, name: str, rank: int, size: int, fact: bytes) -> Replies:
         """Note a fact, in JSON; once all `size` have come, their list is the value of this key."""
-        if not 0 <= rank < size:
-            raise ValueError(rank)
         if self.has(name):
             return []
-        facts = self._facts[name]
-        facts[rank] = fact
-        if len(facts) < size:
+        gather = self._gathers.get(name) or _Gather(size, {}, {})
+        if size != gather.size or not 0 <= rank < size or gather.given_by.get(rank, peer) != peer:
+            raise ValueError(name)
+        self._gathers[name] = gather
+        gather.given_by[rank], gather.facts[rank] = peer, fact
+        if len(gather.facts) < size:
             return []
-        del self._facts[name]
-        return self.set(name, b"[" + b",".join(facts[each] for each in range(size)) + b"]")
+        del self._gathers[name]
+        return self.set(name, b"[" + b",".join(gather.facts[each] for each in range(size)) + b"]")
 
     def _failure_for_late(self, error: RingcommError, rank: int) -> RingcommError:
         if isinstance(error, CollectiveTimeout) and rank_in_job(self._in_job, rank) in (error.got or ()):

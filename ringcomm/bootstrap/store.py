@@ -124,7 +124,12 @@ def all_gather_facts(
     gathered = store.gather(name, rank, size, json.dumps(fact).encode(), timeout, meanwhile)
     if isinstance(gathered, list):
         raise missing_ranks(gathered, size, timeout, members=store.members)
-    facts: list[Any] = json.loads(gathered)
+    try:
+        facts: list[Any] = json.loads(gathered)
+    except ValueError:
+        facts = []
+    if len(facts) != size:
+        raise RingcommError(f"the store has sent no list of {size} facts: {gathered[:100]!r}")
     return facts
 
 

@@ -83,7 +83,7 @@ class _Launchers(Start):
         text = f"the launcher of node {lost.rank} ({lost.process}) {how}"
         if self._elastic and self._membership.connected:
             log.warning("%s; the others continue without it", text)
-            return self.gather(ENDED, lost.rank, self.size, b"null")
+            return self.gather(peer, ENDED, lost.rank, self.size, b"null")
         self.fail(PeerLost(text))
         return []
 

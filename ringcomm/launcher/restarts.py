@@ -30,7 +30,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 10.0
 # reports it; and one that has joined, once another has waited too long for it. Seconds that passed while this launcher
 # was stopped as well do not count.
 CHECK_INTERVAL, STOPPED_CHECKS = 1.0, 3
-JOIN_TIMEOUT = 5.0  # seconds to join the session of the members, whose server runs
+JOIN_TIMEOUT = 30.0  # seconds to join the session of the members, whose server runs
 PATIENCE = 1.0  # seconds for the launcher of node 0 to answer: meanwhile this one forwards nothing
 LATE = "was restarted, but no rank is left that it could join"
 

@@ -249,3 +249,14 @@ def test_who_does_not_come_in_time_is_left_out_and_ended():
     assert group.session.end("another start") == []
     assert group.session.end("g.0") == [9]
     assert group.session.end("g.0") == []
+
+
+def test_a_fact_of_another_size_or_by_another_member_is_refused_and_the_others_stay():
+    start = Start(3)
+    assert start.gather("a", "facts", 2, 3, b"2") == []
+    for peer, rank, size in (("b", 0, 2), ("b", 2, 3), ("b", 3, 3), ("b", -1, 3)):
+        with pytest.raises(ValueError, match="facts"):
+            start.gather(peer, "facts", rank, size, b"9")
+    start.gather("b", "facts", 0, 3, b"0")
+    start.gather("c", "facts", 1, 3, b"1")
+    assert start.has("facts")
