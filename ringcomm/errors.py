@@ -151,7 +151,7 @@ def describe_error(error: BaseException | None) -> str:
     """Return `Kind: message` of any error, or `Kind` without a message, as valid UTF-8; an empty string for None."""
     if error is None:
         return ""
-    kind = type(error).__name__
+    kind = next(each.__name__ for each in type(error).__mro__ if each.__name__[0] != "_")  # NumPy's are private
     try:
         return f"{kind}: {error}".removesuffix(": ").encode(errors="backslashreplace").decode()
     except Exception:  # from its __str__
