@@ -183,7 +183,8 @@ class Config:
         sub_arena_bytes: The same for a communicator made by `split`. Default: 1 MiB.
         segment_bytes: The most bytes of a block in a chunk of a staged collective; all of a chunk together take at most
             twice this between two ranks, less among more, and once from four ranks on. Default: 512 KiB.
-        one_shot_bytes: An all_reduce up to this size takes one synchronization: every rank reduces the whole array.
+        one_shot_bytes: An all_reduce up to this size takes one synchronization: every rank, or the root of the tree
+            through which many ranks pass small data, reduces the whole array.
             Default: 16 KiB.
         nontemporal_bytes: Blocks of at least this size are staged with non-temporal stores. None, the default: each
             rank measures while it works, as it always does for its outputs.
@@ -199,9 +200,9 @@ class Config:
             CUDA graph, take kernels. None, the default: never. Not measured yet.
         oversubscribed: Whether ranks outnumber cores: then waiting ranks yield early. None, the default: detected at
             connect.
-        topology: A machine to play, of NUMA nodes x caches in each x ranks in each, such as "2x4x8", for the tree
-            through which many ranks pass small data: to try that tree on fewer cores. None, the default: the machine
-            that there is, and no tree where ranks outnumber cores.
+        topology: A machine to simulate, as NUMA nodes x caches in each x ranks in each, such as "2x4x8", for the tree
+            through which many ranks pass small data: to try that tree on fewer cores. None, the default: the real
+            machine, and no tree where ranks outnumber cores.
         transport: The transport that connects the ranks, the same on all of them: "shm" on one machine, "mpi" or
             (without MPI) "network" between hosts, with shared memory inside each. None, the default: chosen from how
             the ranks were launched.

@@ -170,7 +170,7 @@ int rc_cuda_args(const rc_cuda_shape* shape, const rc_cuda_call* call, void* arg
 uint64_t rc_world_bytes(int size, const rc_tuning* tuning);
 uint64_t rc_sub_bytes(int size, const rc_tuning* tuning);
 int rc_file_create(int* fd);
-/* Where a rank runs: ranks of one number share a NUMA node, a last-level cache; -1: unknown. */
+/* Where a rank runs: ranks of one number share a NUMA node, a last-level cache; -1: unknown, or several. */
 typedef struct {
     int32_t node, cache;
 } rc_domain;

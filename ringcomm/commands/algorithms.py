@@ -29,8 +29,10 @@ PATHS = {
     "single": "one rank: nothing to communicate",
     "staged": "each rank copies its block into its staging buffer and the readers copy it out: two copies, one "
     "synchronization up to segment_bytes = {segment_bytes}, a pipeline of chunks beyond",
-    "one-shot": "every rank stages its whole array and reduces all of them: one synchronization, n S bytes per rank; "
-    "up to one_shot_bytes = {one_shot_bytes}",
+    "one-shot": "every rank stages its whole array and reads all of them: one synchronization, n S bytes per rank; "
+    "all_reduce and reduce up to one_shot_bytes = {one_shot_bytes}",
+    "tree": "many ranks pass their data on to the root of a tree of caches, which makes the result: small all_reduce, "
+    "all_gather and barrier; one-shot where a rank is late",
     "two-stage": "reduce-scatter, then all-gather: rank j reduces part j; (5 - 2/n) S bytes per rank, pipelined in "
     "chunks of at most 2 x segment_bytes",
     "symmetric": "buffers of comm.empty(): ranks read and write each other's buffers, without staging; 2 S bytes per "

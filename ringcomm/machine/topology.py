@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ringcomm.machine.cgroup import groups, words
 
-__all__ = ["binding_denied", "cores", "cpu_quota", "describe", "domain", "outnumbered", "played_domain", "shares"]
+__all__ = ["binding_denied", "cores", "cpu_quota", "describe", "domain", "outnumbered", "shares", "simulated_domain"]
 
 
 def cores() -> set[int]:
@@ -76,7 +76,7 @@ def domain(available: Collection[int], root: Path = Path("/")) -> tuple[int, int
     return (nodes.pop() if len(nodes) == 1 else -1), (caches.pop() if len(caches) == 1 else -1)
 
 
-def played_domain(shape: str, rank: int) -> tuple[int, int]:
+def simulated_domain(shape: str, rank: int) -> tuple[int, int]:
     """Return the same for a rank of a machine of NUMA nodes x caches x ranks, such as 2x4x8, filled in order."""
     _, caches, ranks = map(int, shape.split("x"))
     return rank // (caches * ranks), rank // ranks

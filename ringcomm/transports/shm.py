@@ -32,7 +32,7 @@ NEEDS_STORE = True
 MOST_ADDRESSES = 1 << 45  # of all heaps: a quarter of what a process has
 HUGE_PAGE = 2 << 20
 TREE_WAIT_NS = 10_000  # in which ranks that call in a loop reach each other; to read all records takes less
-PLAYED_TREE_WAIT_NS = 20_000_000  # where they take turns on few cores
+SIMULATED_TREE_WAIT_NS = 1_000_000  # where they take turns on few cores
 CMA_HUGE_BYTES = 2 << 20  # below, NumPy's arrays seldom lie in huge pages
 
 
@@ -153,8 +153,8 @@ def connect(rank: int, size: int, store: Store, config: Config) -> ShmTransport:
 
     def open_world(joined: Exchanged) -> None:
         tuning, slot = ffi.new("rc_tuning *", joined.reply["tuning"]), ffi.new("rc_comm **")
-        played = joined.reply["topology"]
-        domain = topology.played_domain(played, rank) if played else topology.domain(topology.cores())
+        simulated = joined.reply["topology"]
+        domain = topology.simulated_domain(simulated, rank) if simulated else topology.domain(topology.cores())
         nonce = joined.reply["nonce"]  # rank 0 maps first; that the others read it there proves that they share memory
         check(lib.rc_world_open(joined.fd, rank, size, joined.pids, joined.pidfds, nonce, [domain], tuning, slot))
         opened.append(ShmTransport(slot[0], rank, joined.pids, tuning))
@@ -174,10 +174,10 @@ def _answer(members: Sequence[int], hellos: list[dict[str, Any]]) -> tuple[dict[
     tuning["cores"] = len(set().union(*cores))
     if tuning["oversubscribed"] is None:
         tuning["oversubscribed"] = topology.outnumbered(cores)
-    played = hellos[0]["topology"]
-    if played and prod(map(int, played.split("x"))) < len(hellos):
-        raise refuse("topology", f"room for {len(hellos)} ranks", repr(played))
-    tuning["tree_wait_ns"] = PLAYED_TREE_WAIT_NS if played else 0 if tuning["oversubscribed"] else TREE_WAIT_NS
+    simulated = hellos[0]["topology"]
+    if simulated and prod(map(int, simulated.split("x"))) < len(hellos):
+        raise refuse("topology", f"room for {len(hellos)} ranks", repr(simulated))
+    tuning["tree_wait_ns"] = SIMULATED_TREE_WAIT_NS if simulated else 0 if tuning["oversubscribed"] else TREE_WAIT_NS
     tuning["copy_engine_bytes"] = tuning["copy_engine_bytes"] or 0  # None: never
     tuning["nontemporal_bytes"] = tuning["nontemporal_bytes"] or 0  # None: each rank measures
     cma_bytes = tuning["cma_bytes"]
@@ -191,7 +191,7 @@ def _answer(members: Sequence[int], hellos: list[dict[str, Any]]) -> tuple[dict[
     tuning["wake_ns"] = _wake_ns(cores)
     fd = ffi.new("int *")
     check(lib.rc_file_create(fd))
-    return {"tuning": tuning, "nonce": secrets.randbits(64), "topology": played}, fd[0]
+    return {"tuning": tuning, "nonce": secrets.randbits(64), "topology": simulated}, fd[0]
 
 
 def _wake_ns(cores: list[list[int]]) -> int:

@@ -49,7 +49,7 @@ def test_all_ranks_use_the_settings_of_rank_0():
         Config(timeout=harness.OPERATION, direct_bytes=1, nontemporal_bytes=1, sub_arena_bytes=1 << 14),
     ]
     comms = connect_all(configs)
-    measured = {"cma_huge_bytes", "cores", "heap_bytes", "wake_ns"}  # no settings
+    measured = {"cma_huge_bytes", "cores", "heap_bytes", "tree_wait_ns", "wake_ns"}  # no settings
     fields = {name for name, _ in ffi.typeof("rc_tuning").fields} - measured
     for comm in comms:
         tuning = comm._transport._host.tuning
@@ -76,7 +76,8 @@ def test_the_core_knows_how_many_cores_the_ranks_may_use(bound):
     first, *others = sorted(topology.cores())
     last = others[-1] if others and bound == "apart" else first
     tuning = {name: getattr(Config(), name, None) for name, _ in ffi.typeof("rc_tuning").fields}
-    hellos = [{"version": VERSION, "cores": [core], "addresses": 1 << 30, "tuning": tuning} for core in (first, last)]
+    same = {"version": VERSION, "addresses": 1 << 30, "tuning": tuning, "topology": None}
+    hellos = [same | {"cores": [core]} for core in (first, last)]
     reply, fd = shm._answer([0, 1], hellos)
     os.close(fd)
     assert reply["tuning"]["cores"] == len({first, last})

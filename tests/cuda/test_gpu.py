@@ -138,11 +138,7 @@ def test_calls_on_different_streams_run_one_after_the_other(comm, kind):
     assert_array_equal(gpu.values(x), np.full(200_000, comm.size**4 + 1, np.float32))
 
 
-@pytest.mark.parametrize(
-    ("kind", "length"), [(Emulated, 20_000), pytest.param(CuPy, 3_000_001, marks=GPU, id="CuPy-3000001")]
-)
-@harness.on(2, world="processes")
-def test_symmetric_buffers_are_accessed_directly(comm, kind, length):
+def symmetric(comm, kind, length):
     gpu, rank, size = kind(comm.rank), comm.rank, comm.size
     device = "emulated" if kind is Emulated else "cuda"
     x, y = (comm.empty((size, length), "float32", device=device) for _ in range(2))
@@ -160,6 +156,13 @@ def test_symmetric_buffers_are_accessed_directly(comm, kind, length):
     assert_array_equal(gpu.values(moved), inputs[:, rank])
     assert_array_equal(gpu.values(x), inputs[range(size), range(size)])
     comm.check()
+
+
+@pytest.mark.parametrize(
+    ("kind", "length"), [(Emulated, 20_000), pytest.param(CuPy, 3_000_001, marks=GPU, id="CuPy-3000001")]
+)
+def test_symmetric_buffers_are_accessed_directly(kind, length):
+    harness.run(symmetric, 2, kind, length)
 
 
 @everywhere

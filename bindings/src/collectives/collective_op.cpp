@@ -18,7 +18,9 @@ CollectiveOp::CollectiveOp(ShmGroup& group, const CallRecord& call, Part part)
       group(group),
       part(part),
       awaited(group.awaited(call)),
-      awaited_epoch_(call.epoch) {}
+      awaited_epoch_(call.epoch) {
+    if (group.is_one_way(call)) group.last_one_way = call.epoch;
+}
 
 void CollectiveOp::await_room(size_t staged_bytes) {
     // A count per pair of ranks: await_starts() compares them all.

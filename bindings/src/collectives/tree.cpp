@@ -8,11 +8,13 @@
 
 namespace ringcomm {
 
-// All ranks have read what was relayed two calls ago, because they have started the last one.
+// After a one-way call some ranks have not compared its records, and would not come. After another one all have read
+// what was relayed two calls ago, because they have started the last one.
 bool TreePass::is_worth_it() const {
     ShmGroup& group = op_.group;
-    return op_.part == Part::WHOLE && group.verified + 1 == op_.call.epoch && given_ * op_.size <= room() &&
-           result_bytes_ <= room() && !may_be_direct(group.tuning(), given_) &&
+    const uint64_t last = op_.call.epoch - 1;
+    return op_.part == Part::WHOLE && group.verified == last && group.last_one_way != last &&
+           given_ * op_.size <= room() && result_bytes_ <= room() && !may_be_direct(group.tuning(), given_) &&
            group.tree_attempts.is_due(op_.call.epoch);
 }
 
@@ -37,7 +39,7 @@ bool TreePass::collect() {
     for (const int child : tree.children(op_.rank)) {
         const std::vector<int>& subtree = tree.subtree(child);
         const bool is_leaf = subtree.size() == 1;
-        if (is_leaf ? !starts(child) : !arrives(up(child))) return false;
+        if (is_leaf ? !starts(child) : !arrives(child, up(child))) return false;
         const std::byte* const theirs = is_leaf ? op_.staging(child, 0, given_) : data_of(child);
         for (size_t i = 0; i < subtree.size(); ++i) sources[subtree[i]] = theirs + i * given_;
         if (!is_root) relay(theirs, subtree.size() * given_);
@@ -50,7 +52,7 @@ bool TreePass::collect() {
 
 bool TreePass::take_result() {
     const int parent = op_.group.tree()->parent(op_.rank);
-    if (!arrives(down(parent))) return false;
+    if (!arrives(parent, down(parent))) return false;
     const std::byte* const result = result_of(parent);
     if (!op_.group.tree()->children(op_.rank).empty()) {
         if (result_bytes_) memcpy(result_of(op_.rank), result, result_bytes_);
@@ -69,26 +71,27 @@ void TreePass::relay_result(const std::byte* result) {
 
 std::byte* TreePass::data_of(int r) const {
     const size_t bytes = op_.group.tree()->subtree(r).size() * given_;
-    if (bytes <= RELAY_BYTES) return up(r).payload;
-    return op_.group.arena().staging(r, (op_.call.epoch & 1) * 2 + 1);
+    return bytes <= RELAY_BYTES ? up(r).payload : op_.staging(r, 1, bytes);
 }
 
 std::byte* TreePass::result_of(int r) const {
-    if (result_bytes_ <= RELAY_BYTES) return down(r).payload;
-    return op_.group.arena().staging(r, (op_.call.epoch & 1) * 2 + 1) + room();
+    return result_bytes_ <= RELAY_BYTES ? down(r).payload : op_.staging(r, 1, result_bytes_) + room();
 }
 
-bool TreePass::arrives(const Relay& relay) const {
-    return soon([&] { return observe(relay.epoch) == op_.call.epoch; }) && relay.signature == op_.call.signature;
+bool TreePass::arrives(int r, const Relay& relay) {
+    return soon(r, [&] { return observe(relay.epoch) == op_.call.epoch; }) && relay.signature == op_.call.signature;
 }
 
-bool TreePass::starts(int child) const {
+bool TreePass::starts(int child) {
     const StartRecord& record = op_.record(child);
-    return soon([&] { return observe(record.epoch) == op_.call.epoch; }) && record.signature == op_.call.signature;
+    return soon(child, [&] { return observe(record.epoch) == op_.call.epoch; }) &&
+           record.signature == op_.call.signature;
 }
 
+// One-shot, which follows, checks for failures and for the deadline.
 template <class Ready>
-bool TreePass::soon(Ready ready) const {
+bool TreePass::soon(int r, Ready ready) {
+    constexpr uint64_t MOST_NS = 100'000'000;
     constexpr int POLLS = 8;
     const auto poll = [&] {
         for (int i = 0; i < POLLS; ++i) {
@@ -99,12 +102,17 @@ bool TreePass::soon(Ready ready) const {
     };
     if (poll()) return true;
     about_to_wait();
-    WaitClock waiting(YIELD_NS);
-    while (waiting.waited() < op_.group.tuning().tree_wait_ns) {
-        if (poll()) return true;
-        if (op_.group.tuning().oversubscribed) yield_core();
+    const rc_tuning& tuning = op_.group.tuning();
+    if (!waiting_) waiting_.emplace(tuning.oversubscribed ? YIELD_NS : POLLS_NS);
+    Waits* const waits = op_.group.waits;
+    const uint64_t begin = waits ? ticks() : 0;
+    bool is_ready = false;
+    while (!is_ready && waiting_->waited() < tuning.tree_wait_ns && waiting_->passed() < MOST_NS) {
+        if (tuning.oversubscribed) yield_core();
+        is_ready = poll();
     }
-    return false;
+    if (waits) waits->add(ticks() - begin, r);
+    return is_ready;
 }
 
 }  // namespace ringcomm

@@ -11,6 +11,8 @@
 // ranks that would have waited for it.
 #pragma once
 
+#include <optional>
+
 #include "collectives/collective_op.h"
 
 namespace ringcomm {
@@ -23,13 +25,19 @@ public:
 
     // Whether blocks of all ranks fit the tree, and no chunk is larger.
     static bool fits(ShmGroup& group, const CallRecord& call);
-    // Does the rest of a started call. combine(sources, result): of the data of all ranks, on the root. Returns false
-    // if that has to be done another way; nothing was written then.
+    // Does the rest of a call whose start record is published. combine(sources, result): of the data of all ranks, on
+    // the root. Returns false if one-shot has to do it; then no output was written.
     template <class Combine>
     bool run(Combine combine) {
         if (!op_.group.tree() || !is_worth_it()) return false;
         const RankTree& tree = *op_.group.tree();
-        const bool done = collect() && (tree.parent(op_.rank) < 0 ? make_result(combine) : take_result());
+        bool done = collect();
+        if (done && tree.parent(op_.rank) < 0) {
+            combine(op_.group.sources.data(), result_of(op_.rank));
+            relay_result(result_of(op_.rank));
+        } else if (done) {
+            done = take_result();
+        }
         op_.group.tree_attempts.end(done);
         if (!done) return false;
         op_.group.verified = op_.call.epoch;
@@ -44,26 +52,21 @@ private:
     // Down: waits for the parent, and relays the result.
     bool take_result();
     void relay_result(const std::byte* result);
-    template <class Combine>
-    bool make_result(Combine combine) {
-        std::byte* const result = result_of(op_.rank);
-        combine(op_.group.sources.data(), result);
-        relay_result(result);
-        return true;
-    }
     Relay& up(int r) const { return op_.group.header(r).up[op_.call.epoch & 1]; }
     Relay& down(int r) const { return op_.group.header(r).down[op_.call.epoch & 1]; }
     // What rank r relays: in its relay if that has room, else in a staging buffer that no chunk 0 uses.
     std::byte* data_of(int r) const;
     std::byte* result_of(int r) const;
     size_t room() const { return op_.group.arena().layout.staging_bytes / 2; }
-    bool arrives(const Relay& relay) const;
-    bool starts(int child) const;
+    // Wait for rank r, all together for tree_wait_ns.
+    bool arrives(int r, const Relay& relay);
+    bool starts(int child);
     template <class Ready>
-    bool soon(Ready ready) const;
+    bool soon(int r, Ready ready);
 
     CollectiveOp& op_;
     const size_t given_, result_bytes_;
+    std::optional<WaitClock> waiting_;
 };
 
 }  // namespace ringcomm

@@ -21,8 +21,8 @@ struct GroupMemory {
     std::vector<int> members;
 };
 
-// In which calls to try the tree: in all, and after one in which that came to nothing in one of 2, then of 4, at last
-// of 64. A hash of their numbers tells which, so that ranks which have given up at different times meet again.
+// Which calls try the tree: all, and after one in which it failed one of 2, then of 4, at last of 64. They follow from
+// a hash of the epoch, so that ranks which have given up at different times meet again.
 class TreeAttempts {
 public:
     bool is_due(uint64_t epoch) const { return (epoch * 0x9e3779b97f4a7c15 >> 58) % interval_ == 0; }
@@ -74,6 +74,7 @@ public:
     // The ranks whose start records this one awaits before it ends a call: all, or, where data that fits a record goes
     // one way, from the root or to it, those that give this rank data.
     int awaited(const CallRecord& call) const;
+    bool is_one_way(const CallRecord& call) const;
     void on_spin_expired() override;
     bool yield() override { return world->placement.yield(memory_.members[rank]); }
     std::unique_ptr<PacketChannel> open_channel(int peer) override;
@@ -118,7 +119,8 @@ public:
     // Whether the process of rank r is neither dead nor stopped.
     bool runs(int r) const;
 
-    uint64_t verified = 0;  // the last call of which the records of all ranks have been compared
+    uint64_t verified = 0;      // the last call of which the records of all ranks have been compared
+    uint64_t last_one_way = 0;  // call: see is_one_way()
 
     // Through which small data goes; nullptr: each rank reads that of all. In a call, because all ranks have published
     // their domains then.
@@ -133,7 +135,7 @@ public:
     Access access();
 
 private:
-    bool is_one_way(const CallRecord& call) const;
+    const RankTree* find_tree();
     bool is_world() const { return memory_.arena == world->arena; }
 
     const uint64_t record_slots_ = record_slots(size);
@@ -143,7 +145,6 @@ private:
     std::mutex allocation_mutex_;
     std::atomic<bool> allocated_{false};
     std::optional<Access> access_;
-    const RankTree* find_tree();
     bool tree_known_ = false;
     std::unique_ptr<RankTree> tree_;
 };
