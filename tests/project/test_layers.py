@@ -57,7 +57,7 @@ RESERVED = {
     ),
     "torch": (
         "bench.rank.gloo",
-        "bootstrap.torch_store",
+        "bootstrap.torch_start",
         "parallel",
         "parameter_server",
         "plan.measure",
