@@ -2,7 +2,7 @@
 
 If all GPUs of a group can access each other's memory, a collective is one kernel launch on the caller's stream
 (cuda/group.py); the first one connects the GPUs. On several hosts the GPUs of each host do their part
-(network/gpus.py). All other collectives on GPUs are staged in host memory (staging.py).
+(network/gpus.py). All other collectives on GPUs are staged in host memory (staged/).
 
 A message goes through a slot of the sender's GPU, or in chunks through host memory (cuda/messages.py).
 """
@@ -21,7 +21,7 @@ from ringcomm.transports.calls import CollectiveCall, Fused, Pending, TransferCa
 from ringcomm.transports.contract import LocalTransport, Transport
 from ringcomm.transports.cuda.group import CudaGroup, RmsNorm, Unreachable
 from ringcomm.transports.cuda.messages import GpuMessages
-from ringcomm.transports.staged_calls import StagedCalls
+from ringcomm.transports.staged.calls import StagedCalls
 from ringcomm.types import COLLECTIVES
 
 __all__ = ["RoutingTransport"]

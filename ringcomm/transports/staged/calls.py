@@ -2,11 +2,11 @@
 
 from ringcomm.devices.device import Device
 from ringcomm.errors import Aborted
-from ringcomm.transports.call_queue import CallQueue
 from ringcomm.transports.calls import CollectiveCall, Pending
 from ringcomm.transports.contract import Transport
 from ringcomm.transports.cuda.tracing import traced_as_one
-from ringcomm.transports.staging import Staging
+from ringcomm.transports.staged.queue import CallQueue
+from ringcomm.transports.staged.staging import Staging
 
 __all__ = ["StagedCalls"]
 

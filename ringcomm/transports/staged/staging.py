@@ -19,9 +19,9 @@ from ringcomm.machine.threads import OwnedLock
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.calls import CollectiveCall
-from ringcomm.transports.chunks import Chunk, chunk_of
 from ringcomm.transports.contract import Transport
 from ringcomm.transports.deadline import Deadline
+from ringcomm.transports.staged.chunks import Chunk, chunk_of
 from ringcomm.types import COLLECTIVES, DTYPES, reduction
 
 __all__ = ["Staging"]
