@@ -21,7 +21,7 @@ from ringcomm.plan.model.devices import Accelerator
 from ringcomm.plan.model.layout import ParallelLayout
 from ringcomm.plan.model.transformer import Transformer
 from ringcomm.plan.model.workload import Workload
-from ringcomm.plan.search.search import price
+from ringcomm.plan.price.candidate import price
 from ringcomm.plan.train_command import train_command
 
 ROOT = Path(__file__).parents[1]

@@ -78,7 +78,7 @@ def connect(rank: int, size: int, store: Store, config: Config, hosts: bool = Fa
 
 def _connect_under_torchrun(config: Config) -> Communicator:
     # torchrun serves a store that only torch can open; nothing else of ringcomm.init imports torch.
-    from ringcomm.bootstrap.torch_store import start_under_torchrun
+    from ringcomm.bootstrap.torch_start import start_under_torchrun
 
     with start_under_torchrun(config) as start:
         return connect(start.rank, start.size, start.store, config, start.hosts)

@@ -21,7 +21,7 @@ struct FastPath : CallOwner {
     PyTypeObject* message_type;  // of messages on GPUs that Python waits for
     Codes ops;                   // by name
     int rank, size;
-    bool deferred;           // collectives must wait for calls that call_queue.py has queued
+    bool deferred;           // collectives must wait for calls that staged/queue.py has queued
     bool barriers_deferred;  // they wait for calls on GPUs too
 
     // A collective has been launched on a stream, whose reference is taken: the next launch may wait for it.

@@ -1,4 +1,4 @@
-"""The cost of a call in a model of the cluster: of recorded schedules (`schedule_cost`), or by a closed form (`bound`).
+"""The cost of a call in a model of the cluster, of its recorded schedules or by a closed form.
 
 A message takes the latency of its link, plus a time per byte; reducing or copying takes a time per byte too (Hockney,
 "The communication challenge for MPP", Parallel Computing 20 (1994)). Links within a node and between nodes differ. All
@@ -14,7 +14,7 @@ from ringcomm.algorithms.closed_forms import CostTerm
 from ringcomm.algorithms.schedule import Algorithm
 from ringcomm.algorithms.schedule_table import ScheduleTable
 
-__all__ = ["CLUSTER", "Cluster", "LinkCost", "bound", "closed_form", "schedule_cost"]
+__all__ = ["CLUSTER", "Cluster", "LinkCost", "algorithm_cost", "closed_form_cost", "schedule_cost"]
 
 
 class LinkCost(NamedTuple):
@@ -66,7 +66,7 @@ def schedule_cost(table: ScheduleTable, item: float, cluster: Cluster) -> float:
     return float(done.max())
 
 
-def bound(terms: Iterable[CostTerm], size: int, item: float, cluster: Cluster) -> float:
+def closed_form_cost(terms: Iterable[CostTerm], size: int, item: float, cluster: Cluster) -> float:
     """Return the seconds that these terms take on `size` ranks; `item` is the bytes of an element.
 
     Equal to `schedule_cost` if all links are alike and none is shared, else an upper bound: no rank starts a round
@@ -85,6 +85,6 @@ def bound(terms: Iterable[CostTerm], size: int, item: float, cluster: Cluster) -
     return total
 
 
-def closed_form(algorithm: Algorithm, size: int, elements: float, item: float, cluster: Cluster) -> float:
-    """Return the `bound` of an algorithm for `elements` in the larger array."""
-    return bound(algorithm.rounds(size, elements), size, item, cluster)
+def algorithm_cost(algorithm: Algorithm, size: int, elements: float, item: float, cluster: Cluster) -> float:
+    """Return the `closed_form_cost` of an algorithm for `elements` in the larger array."""
+    return closed_form_cost(algorithm.rounds(size, elements), size, item, cluster)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ringcomm.algorithms import pairwise
 from ringcomm.algorithms.closed_forms import CostTerm
-from ringcomm.algorithms.cost import CLUSTER, Cluster, LinkCost, bound, closed_form
+from ringcomm.algorithms.cost import CLUSTER, Cluster, LinkCost, algorithm_cost, closed_form_cost
 from ringcomm.algorithms.schedule import ALGORITHMS, Algorithm, Lengths
 from ringcomm.errors import unknown
 
@@ -55,7 +55,7 @@ def select(
     """
     found = ALGORITHMS[collective].values()
     fitting = [algorithm for algorithm in found if equal_blocks or not algorithm.equal_blocks]
-    return min(fitting, key=lambda algorithm: closed_form(algorithm, size, elements, item, cluster))
+    return min(fitting, key=lambda algorithm: algorithm_cost(algorithm, size, elements, item, cluster))
 
 
 def hierarchical_cost(nodes: int, elements: float, item: int, cluster: Cluster) -> float:
@@ -73,4 +73,4 @@ def hierarchical_cost(nodes: int, elements: float, item: int, cluster: Cluster) 
     rest = elements - share
     inside = [CostTerm(1, rest, local, senders=0, work=rest), CostTerm(1, rest, local, senders=0)] if local > 1 else []
     best = select("all_reduce", nodes, share, item, across)
-    return bound(inside, local, item, cluster) + closed_form(best, nodes, share, item, across)
+    return closed_form_cost(inside, local, item, cluster) + algorithm_cost(best, nodes, share, item, across)

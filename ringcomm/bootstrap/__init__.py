@@ -1,1 +1,1 @@
-"""How the ranks of a job find each other: a key-value store, and descriptors passed over sockets."""
+"""How the ranks of a job find each other: a store where they gather facts, and descriptors passed over sockets."""

@@ -1,4 +1,4 @@
-"""The key-value store that the ranks of a job share during startup, and the error that ends the startup of all."""
+"""What ranks share during startup: the facts that each gives and all gather, and the error that ends it for all."""
 
 import itertools
 import json

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from ringcomm import ArgumentError
 from ringcomm.algorithms import ALGORITHMS, Algorithm, record
-from ringcomm.algorithms.cost import CLUSTER, Cluster, LinkCost, closed_form, schedule_cost
+from ringcomm.algorithms.cost import CLUSTER, Cluster, LinkCost, algorithm_cost, schedule_cost
 from ringcomm.algorithms.link_parameters import LINKS, link_facts, link_parameters
 from ringcomm.algorithms.schedule import Lengths, even
 from ringcomm.algorithms.schedule_table import ScheduleTable
@@ -90,7 +90,7 @@ def seconds(algorithm: Algorithm, ranks: int, size: int, cluster: Cluster) -> fl
     """Return the time of a call by the recorded schedule, or by the closed form beyond MAX_RECORDED_RANKS."""
     elements = size / ITEM
     if ranks > MAX_RECORDED_RANKS:
-        return closed_form(algorithm, ranks, elements, ITEM, cluster)
+        return algorithm_cost(algorithm, ranks, elements, ITEM, cluster)
     # Where the number of steps does not depend on the length, one recording serves all sizes: blocks scale with the
     # array. This many elements divide evenly by ranks and by powers of two.
     length = ranks << ranks.bit_length()

@@ -17,7 +17,7 @@ class State(Enum):
 # What happens to a rank: in which states, and what it then is. Otherwise it is news of a process that has ended.
 TRANSITIONS = {
     "is ended": ((State.RUNNING,), State.ENDING),
-    "is awaited again": ((State.RUNNING, State.ENDING), State.PENDING),
+    "is to be restarted": ((State.RUNNING, State.ENDING), State.PENDING),
     "is started": ((State.PENDING,), State.RUNNING),
     "is cancelled": ((State.PENDING,), State.LOST),
     "is lost": ((State.RUNNING, State.ENDING), State.LOST),
@@ -36,7 +36,7 @@ class LaunchedRank:
     restarts: int = 0
     early: int = 0  # deaths in a row before it had joined
     stopped: int = 0  # how many looks in a row have found it stopped
-    awaited: bool = False  # it has joined, and was stopped when one gave up waiting for `grow`
+    blocks_joiner: bool = False  # it has joined, and was stopped when one gave up waiting for `grow`
 
     @property
     def alive(self) -> bool:

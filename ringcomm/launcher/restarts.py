@@ -26,9 +26,9 @@ __all__ = ["Restarts"]
 # Seconds before a rank is restarted that has died before it had joined: 1, 2, 4 and so on. At once it would die as
 # often as it may within a moment, where the cause lasts longer, as a file server that does not answer.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 10.0
-# A restarted rank is ended if so many looks in a row find it stopped before it has joined, which is before stopped.py
-# reports it; and one that has joined, once another has waited too long for it. Seconds that passed while this launcher
-# was stopped as well do not count.
+# A restarted rank is ended if so many looks in a row find it stopped before it has joined, which is before the
+# supervisor reports it; and one that has joined, once another has waited too long for it. Seconds in which this
+# launcher was stopped as well do not count.
 CHECK_INTERVAL, STOPPED_CHECKS = 1.0, 3
 JOIN_TIMEOUT = 30.0  # seconds to join the session of the members, whose server runs
 PATIENCE = 1.0  # seconds for the launcher of node 0 to answer: meanwhile this one forwards nothing
@@ -104,7 +104,7 @@ class Restarts:
         elif not change.fields["set"]:
             return
         elif what == "waited":
-            self._await_stopped()
+            self._watch_stopped()
         elif what == "left_out":
             self._end_left_out(*map(int, which.split("/")))
 
@@ -123,11 +123,11 @@ class Restarts:
         own, members = self._place.first, self._registered.items()
         return any(fact.first != own or self._ranks.rank_of(fact.process) == rank for rank, fact in members)
 
-    def _await_stopped(self) -> None:
+    def _watch_stopped(self) -> None:
         """End stopped members, unless they go on: a rank has waited too long for their `grow`."""
         for rank, member in self._members.items():
-            member.awaited = member.joined and self._is_stopped(rank, member)
-        if any(member.awaited for member in self._members.values()):
+            member.blocks_joiner = member.joined and self._is_stopped(rank, member)
+        if any(member.blocks_joiner for member in self._members.values()):
             self._check_at = time.monotonic()
 
     def _is_stopped(self, rank: int, member: LaunchedRank) -> bool:
@@ -138,8 +138,8 @@ class Restarts:
         """Return why this rank was made to end; "" if it was not."""
         return self._members[rank].reason
 
-    def replace(self, rank: int, failure: PeerLost, *, over: bool) -> bool:
-        """Start a rank that has failed again, or report why not; return False if the job ends with it.
+    def restart_or_report(self, rank: int, failure: PeerLost, *, over: bool) -> bool:
+        """Restart a rank that has failed, or report why not; return False if the job ends with it.
 
         `over`: some rank has ended well.
         """
@@ -149,7 +149,7 @@ class Restarts:
         if not member.joined:
             member.early += 1
         reason = member.reason or (LATE if member.restarts and failure.got == TOO_LATE else "")
-        member.awaited, member.reason = False, ""
+        member.blocks_joiner, member.reason = False, ""
         text = f"rank {rank} {reason}" if reason else str(failure)
         present = self.any_joined and self._any_registered()
         if present and member.restarts < self._limit:
@@ -225,7 +225,7 @@ class Restarts:
             if (member := self._members[rank]).restarts and member.state is State.RUNNING and not member.joined
         }
         due = now >= self._check_at  # this is also called after every SIGCHLD
-        any_watched = late or any(member.awaited for member in self._members.values())
+        any_watched = late or any(member.blocks_joiner for member in self._members.values())
         self._check_at = min(math.inf if due else self._check_at, now + CHECK_INTERVAL) if any_watched else math.inf
         if not late or self._any_registered():
             self._over_since = math.inf
@@ -239,11 +239,12 @@ class Restarts:
 
     def _end_stopped(self, late: dict[int, int]) -> None:
         for rank, member in self._members.items():
-            stopped = (rank in late or member.awaited) and self._is_stopped(rank, member)
-            member.awaited, member.stopped = member.awaited and stopped, member.stopped + 1 if stopped else 0
+            stopped = (rank in late or member.blocks_joiner) and self._is_stopped(rank, member)
+            member.blocks_joiner = member.blocks_joiner and stopped
+            member.stopped = member.stopped + 1 if stopped else 0
             if member.stopped == STOPPED_CHECKS:
-                awaited = "was stopped while another rank waited for it, and was ended"
-                self._end(rank, late.get(rank, member.process), "was stopped and ended" if rank in late else awaited)
+                blocked = "was stopped while another rank waited for it, and was ended"
+                self._end(rank, late.get(rank, member.process), "was stopped and ended" if rank in late else blocked)
 
     def cancel(self, reason: str = "") -> None:
         """Start nothing any more."""
@@ -261,7 +262,7 @@ class Restarts:
         else:
             pause = 0.0
             self._report(f"{text}; restarted {often}")
-        member.move("is awaited again", time.monotonic() + pause)
+        member.move("is to be restarted", time.monotonic() + pause)
 
     def _end_left_out(self, which: int, process: int = 0) -> None:
         """End a rank that `shrink` has left out; or a process, if this is the launcher whose first rank is `which`."""
@@ -279,7 +280,7 @@ class Restarts:
         member = self._members[rank]
         if not member.move("is ended", time.monotonic() + EXIT_TIMEOUT):
             return
-        member.process, member.reason, member.stopped, member.awaited = process, reason, 0, False
+        member.process, member.reason, member.stopped, member.blocks_joiner = process, reason, 0, False
         with suppress(ProcessLookupError):
             for number in (signal.SIGTERM, signal.SIGCONT):
                 os.kill(process, number)

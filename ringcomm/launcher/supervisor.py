@@ -197,7 +197,7 @@ class Supervisor:
         failure = PeerLost(text, rank=rank, got=code if code > 0 else 128 - code)
         if self._elastic and not self._forwarded:
             ending = self._status or self._uncaught
-            if code == TOO_LATE if ending else self._restarts.replace(rank, failure, over=self._any_well):
+            if code == TOO_LATE if ending else self._restarts.restart_or_report(rank, failure, over=self._any_well):
                 return
             if self._restarts.any_joined:
                 got = self._restarts.lost or failure.got

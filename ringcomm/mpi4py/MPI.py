@@ -5,11 +5,9 @@ from ringcomm.mpi4py.base.constants import *
 from ringcomm.mpi4py.base.errhandler import *
 from ringcomm.mpi4py.base.errors import *
 from ringcomm.mpi4py.base.info import *
+from ringcomm.mpi4py.base.pickling import *
 from ringcomm.mpi4py.base.unsupported import *
 from ringcomm.mpi4py.base.unsupported import _addressof, _commctx_inter, _handleof, _sizeof
-from ringcomm.mpi4py.calls.message import *
-from ringcomm.mpi4py.calls.op import *
-from ringcomm.mpi4py.calls.pickling import *
 from ringcomm.mpi4py.comm.comm import *
 from ringcomm.mpi4py.comm.intracomm import *
 from ringcomm.mpi4py.comm.topocomm import *
@@ -24,6 +22,9 @@ from ringcomm.mpi4py.environment import _comm_lock, _comm_lock_table, _commctx_i
 from ringcomm.mpi4py.environment import start as _start
 from ringcomm.mpi4py.groups.group import *
 from ringcomm.mpi4py.groups.topology import Compute_dims
+from ringcomm.mpi4py.ops.op import OP_NULL, Op
+from ringcomm.mpi4py.ops.predefined import *
+from ringcomm.mpi4py.requests.message import *
 from ringcomm.mpi4py.requests.request import *
 from ringcomm.mpi4py.requests.status import *
 

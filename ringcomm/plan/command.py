@@ -17,8 +17,9 @@ from ringcomm.plan.model.devices import Accelerator, check_name, device, names, 
 from ringcomm.plan.model.layout import RECOMPUTE, SCHEDULES, ZERO_STAGES, ParallelLayout, with_schedule
 from ringcomm.plan.model.transformer import Transformer
 from ringcomm.plan.model.workload import Workload
+from ringcomm.plan.price.candidate import price
 from ringcomm.plan.report_json import as_json
-from ringcomm.plan.search.search import price, search
+from ringcomm.plan.search.search import search
 
 __all__ = ["add_arguments", "run"]
 

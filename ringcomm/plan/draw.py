@@ -5,9 +5,9 @@ from pathlib import Path
 from ringcomm.algorithms.draw import GRAY, INK, PALE, save, sheet
 from ringcomm.pipelining import FORWARD
 from ringcomm.plan.model.devices import GIB, Accelerator
+from ringcomm.plan.price.candidate import Candidate
 from ringcomm.plan.price.memory import MemoryUse, memory_use
 from ringcomm.plan.price.step import Pricing
-from ringcomm.plan.search.search import Candidate
 from ringcomm.plan.train_command import grid
 
 __all__ = ["draw"]

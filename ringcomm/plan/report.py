@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from ringcomm.plan.model.devices import gib
+from ringcomm.plan.price.candidate import Candidate
 from ringcomm.plan.price.step import PARTS
 from ringcomm.plan.search.neighbors import between, near
-from ringcomm.plan.search.search import TIE, Candidate, SearchResult, differences
+from ringcomm.plan.search.search import TIE, SearchResult, differences
 from ringcomm.plan.train_command import grid, train_command
 
 __all__ = ["describe", "details"]

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ringcomm.plan.price.candidate import Candidate
 from ringcomm.plan.price.traffic import bytes_sent
 from ringcomm.plan.search.neighbors import near
-from ringcomm.plan.search.search import Candidate, SearchResult
+from ringcomm.plan.search.search import SearchResult
 from ringcomm.plan.train_command import grid, train_command
 
 __all__ = ["as_json"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ringcomm.bootstrap.torch_store import start_through, store_lost
+from ringcomm.bootstrap.torch_start import start_through, store_lost
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.start import connect as connect_ranks

@@ -2,7 +2,7 @@
 
 If all GPUs of a group can access each other's memory, a collective is one kernel launch on the caller's stream
 (cuda/group.py); the first one connects the GPUs. On several hosts the GPUs of each host do their part
-(network/gpus.py). All other collectives on GPUs are staged in host memory (staging.py).
+(network/gpus.py). All other collectives on GPUs are staged in host memory (staged/).
 
 A message goes through a slot of the sender's GPU, or in chunks through host memory (cuda/messages.py).
 """
@@ -21,7 +21,7 @@ from ringcomm.transports.calls import CollectiveCall, Fused, Pending, TransferCa
 from ringcomm.transports.contract import LocalTransport, Transport
 from ringcomm.transports.cuda.group import CudaGroup, RmsNorm, Unreachable
 from ringcomm.transports.cuda.messages import GpuMessages
-from ringcomm.transports.staged_calls import StagedCalls
+from ringcomm.transports.staged.calls import StagedCalls
 from ringcomm.types import COLLECTIVES
 
 __all__ = ["RoutingTransport"]
@@ -30,28 +30,28 @@ log = logging.getLogger("ringcomm")
 
 
 class RoutingTransport:
-    """One rank's end of a group; `host` is the transport for host memory."""
+    """One rank's end of a group; `cpu` is the transport for host memory."""
 
-    def __init__(self, host: Transport) -> None:
-        self.name, self.rank, self.size, self.timeout = host.name, host.rank, host.size, host.timeout
-        self.handle, self.fast_path = host.handle, host.fast_path
-        self.fail, self.path, self.report, self.rank_reports = host.fail, host.path, host.report, host.rank_reports
-        self.recorded, self.shrink, self.shared_arrays = host.recorded, host.shrink, host.shared_arrays
-        self.confirm, self.check_calls = host.confirm, host.check_calls
-        self._host = host
+    def __init__(self, cpu: Transport) -> None:
+        self.name, self.rank, self.size, self.timeout = cpu.name, cpu.rank, cpu.size, cpu.timeout
+        self.handle, self.fast_path = cpu.handle, cpu.fast_path
+        self.fail, self.path, self.report, self.rank_reports = cpu.fail, cpu.path, cpu.report, cpu.rank_reports
+        self.recorded, self.shrink, self.shared_arrays = cpu.recorded, cpu.shrink, cpu.shared_arrays
+        self.confirm, self.check_calls = cpu.confirm, cpu.check_calls
+        self._cpu = cpu
         self.fused: Mapping[str, Fused] = {name: self._fused(name) for name in COLLECTIVES}
         self._group: CudaGroup | None = None
         self._gpu_messages: GpuMessages | None = None
         self._coalesces_messages = False
         self._unraised: RingcommError | None = None  # for the end of close()
-        self._local = host.as_local  # None once its GPUs prove unable to access each other
+        self._local = cpu.as_local  # None once its GPUs prove unable to access each other
         self._connecting = threading.Lock()
-        self._staged = StagedCalls(host)
+        self._staged = StagedCalls(cpu)
         self._has_launches = False  # whether a barrier must wait for launches
 
     @property
     def as_local(self) -> LocalTransport | None:
-        return self._host.as_local
+        return self._cpu.as_local
 
     # --- Collectives --------------------------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ class RoutingTransport:
         return started
 
     def _fused(self, name: str) -> Fused:
-        on_host = self._host.fused[name]
+        on_cpu = self._cpu.fused[name]
 
         def collective(call: CollectiveCall, timeout: float) -> None:
             device = _device(call)
@@ -73,7 +73,7 @@ class RoutingTransport:
                 if self._has_launches:
                     self._finish_before_barrier(name)
                 self._staged.drain()
-                on_host(call, timeout)
+                on_cpu(call, timeout)
                 return
             launched = self._call_gpu(device, name, call, timeout, async_op=False)
             if launched and device.blocking:
@@ -115,7 +115,7 @@ class RoutingTransport:
                 try:
                     self._group = CudaGroup(self._local, device)
                     self._use_gpus(True)
-                    self.name = f"{self._host.name}+{'cuda_vmm' if device.by_descriptor else 'cuda_ipc'}"
+                    self.name = f"{self._cpu.name}+{'cuda_vmm' if device.by_descriptor else 'cuda_ipc'}"
                     if not device.blocking:
                         address = int(ffi.cast("uintptr_t", self._group.handle))
                         self.fast_path.connect_gpus(
@@ -148,24 +148,24 @@ class RoutingTransport:
             if self._gpu_messages is None and device.capturing():
                 raise ArgumentError("messages of arrays on GPUs cannot be captured into a CUDA graph", rank=self.rank)
             if self._gpu_messages is None:
-                self._gpu_messages = GpuMessages(self._host, device)
+                self._gpu_messages = GpuMessages(self._cpu, device)
                 self._use_gpus(True)
                 self._gpu_messages.coalesce(self._coalesces_messages)
         return self._gpu_messages
 
     def start_transfer(self, transfer: TransferCall, async_op: bool = True) -> Pending:
         if not isinstance(transfer.data, Pointer):
-            return self._host.start_transfer(transfer)
+            return self._cpu.start_transfer(transfer)
         return self._messages(transfer.data.device).start(transfer, async_op)
 
     def transfer(self, transfer: TransferCall) -> int:
         if isinstance(transfer.data, Pointer):
             return self.start_transfer(transfer, async_op=False).wait(-1.0)
-        return self._host.transfer(transfer)
+        return self._cpu.transfer(transfer)
 
     def exchange(self, sent: TransferCall, received: TransferCall) -> int:
         if not (isinstance(sent.data, Pointer) or isinstance(received.data, Pointer)):
-            return self._host.exchange(sent, received)
+            return self._cpu.exchange(sent, received)
         receive = self.start_transfer(received, async_op=False)
         try:
             self.start_transfer(sent, async_op=False).wait(-1.0)
@@ -185,7 +185,7 @@ class RoutingTransport:
 
     def allocate(self, description: str, size: int) -> Any:
         self._staged.drain()
-        return self._host.allocate(description, size)
+        return self._cpu.allocate(description, size)
 
     def allocate_on(self, device: Device, description: str, size: int) -> Any:
         """Return `size` zero bytes of a device, shared if all GPUs can access each other. Raises MemoryShortage on
@@ -196,11 +196,11 @@ class RoutingTransport:
         if self._group:
             self._group.check_device(device)
         self._staged.drain()
-        self._host.allocate(description, 0)  # compares the ranks' requests
+        self._cpu.allocate(description, 0)  # compares the ranks' requests
         if group := self._connect_gpus(device):
             return group.allocate(description, size)
         memory: list[Any] = []
-        self._host.run_on_all("empty", lambda: memory.append(device.allocate(max(size, 1), description)))
+        self._cpu.run_on_all("empty", lambda: memory.append(device.allocate(max(size, 1), description)))
         return memory[0]
 
     def share_segments(self, device: Device, addresses: Iterable[int]) -> None:
@@ -214,19 +214,19 @@ class RoutingTransport:
 
     def split(self, color: int | None, key: int) -> Transport | None:
         self._staged.drain()
-        return self._host.split(color, key)  # a new communicator routes again
+        return self._cpu.split(color, key)  # a new communicator routes again
 
     def all_gather_facts(self, name: str, fact: Any, timeout: float = -1.0) -> list[Any]:
         self._staged.drain()
-        return self._host.all_gather_facts(name, fact, timeout)
+        return self._cpu.all_gather_facts(name, fact, timeout)
 
     def run_on_all(self, name: str, action: Callable[[], Any], timeout: float = -1.0) -> list[Any]:
         self._staged.drain()
-        return self._host.run_on_all(name, action, timeout)
+        return self._cpu.run_on_all(name, action, timeout)
 
     def close(self) -> bool:
         try:
-            self._host.check_before_close()
+            self._cpu.check_before_close()
         except RingcommError as error:
             self._unraised = self._unraised or error
         if self._group:
@@ -242,7 +242,7 @@ class RoutingTransport:
             self._unraised = self._unraised or lost
         closed = True  # also where it raises, because messages are lost
         try:
-            closed = self._host.close()
+            closed = self._cpu.close()
         finally:
             if closed:
                 if self._gpu_messages:
@@ -265,15 +265,15 @@ class RoutingTransport:
         if self._group:
             self._group.poll()
             self._group.check()
-        self._host.check()
+        self._cpu.check()
 
     def check_dropped(self) -> None:
-        self._host.check_dropped()
+        self._cpu.check_dropped()
         self._staged.check_dropped()
 
 
 def _device(call: CollectiveCall) -> Device | None:
-    """Return the device where the memory of a call is; None is the host."""
+    """Return the device where the memory of a call is; None for host memory."""
     if not (isinstance(call.source, Pointer) or isinstance(call.target, Pointer)):
         return None
     given = [pointer for pointer in call[:2] if pointer != NULL]

@@ -6,7 +6,7 @@ import pytest
 
 from ringcomm.algorithms import ALGORITHMS, record
 from ringcomm.algorithms.closed_forms import CostTerm
-from ringcomm.algorithms.cost import CLUSTER, Cluster, LinkCost, bound, closed_form, schedule_cost
+from ringcomm.algorithms.cost import CLUSTER, Cluster, LinkCost, algorithm_cost, closed_form_cost, schedule_cost
 from ringcomm.algorithms.schedule import Block, Lengths, Port, even
 from ringcomm.algorithms.schedule_table import ScheduleTable
 from ringcomm.algorithms.select import hierarchical_cost, select
@@ -138,7 +138,7 @@ def test_closed_form_and_recording_agree_exactly(algorithm):
         ranks = table(algorithm, size, length)
         for cluster in (ALONE, TOGETHER):
             expected = schedule_cost(ranks, 4, cluster)
-            assert closed_form(algorithm, size, length, 4, cluster) == expected, f"{size} ranks, {length} elements"
+            assert algorithm_cost(algorithm, size, length, 4, cluster) == expected, f"{size} ranks, {length} elements"
 
 
 @every
@@ -148,7 +148,7 @@ def test_with_two_kinds_of_links_a_closed_form_is_an_upper_bound(algorithm):
         ranks = table(algorithm, size, length)
         for local in (2, 3, 4, 8):
             cluster = ALONE._replace(ranks=local)
-            found, expected = closed_form(algorithm, size, length, 4, cluster), schedule_cost(ranks, 4, cluster)
+            found, expected = algorithm_cost(algorithm, size, length, 4, cluster), schedule_cost(ranks, 4, cluster)
             assert found >= expected, f"{size} ranks in nodes of {local}"
             if size in (8, 16, 64) and local != 3 and algorithm.name != "chain":
                 assert found == expected, f"{size} ranks in nodes of {local}: powers of two"
@@ -157,17 +157,18 @@ def test_with_two_kinds_of_links_a_closed_form_is_an_upper_bound(algorithm):
 @every
 def test_declared_steps_equal_those_of_the_closed_form(algorithm):
     for size in (2, 5, 64, 100_000):
-        found = closed_form(algorithm, size, 1, 1, Cluster(LinkCost(1, 0), LinkCost(1, 0), 0, ranks=1))
+        found = algorithm_cost(algorithm, size, 1, 1, Cluster(LinkCost(1, 0), LinkCost(1, 0), 0, ranks=1))
         assert found == algorithm.steps(size, 1), f"{size} ranks"
 
 
 def test_a_cost_term_shares_its_link():
     nodes = ALONE._replace(ranks=4)
-    assert bound([CostTerm(3, 10, span=8, senders=2, work=7)], 8, 1, nodes) == 3 * (1000 + 2 * 5 * 10 + 2 * 7)
-    assert bound([CostTerm(1, 10, span=8, senders=9)], 8, 1, nodes) == 1000 + 4 * 5 * 10
-    assert bound([CostTerm(1, 10, span=2, senders=9)], 8, 1, nodes) == 100 + 3 * 10
-    assert bound([CostTerm(1, 10, span=8, senders=9)], 4, 1, nodes) == 100 + 3 * 10
-    assert bound([CostTerm.of_work(10)], 8, 1, nodes) == 2 * 10
+    three = CostTerm(3, 10, span=8, senders=2, work=7)
+    assert closed_form_cost([three], 8, 1, nodes) == 3 * (1000 + 2 * 5 * 10 + 2 * 7)
+    assert closed_form_cost([CostTerm(1, 10, span=8, senders=9)], 8, 1, nodes) == 1000 + 4 * 5 * 10
+    assert closed_form_cost([CostTerm(1, 10, span=2, senders=9)], 8, 1, nodes) == 100 + 3 * 10
+    assert closed_form_cost([CostTerm(1, 10, span=8, senders=9)], 4, 1, nodes) == 100 + 3 * 10
+    assert closed_form_cost([CostTerm.of_work(10)], 8, 1, nodes) == 2 * 10
 
 
 def test_the_hierarchy_is_the_sum_of_its_stages():
@@ -179,7 +180,7 @@ def test_the_hierarchy_is_the_sum_of_its_stages():
     doubling = 1000 + 4 * 5 * 20 + 2 * 20 + 2 * 20
     assert doubling < across
     assert hierarchical_cost(2, 80, 1, nodes) == scatter + doubling + gather
-    assert hierarchical_cost(2, 80, 1, ALONE) == closed_form(
+    assert hierarchical_cost(2, 80, 1, ALONE) == algorithm_cost(
         ALGORITHMS["all_reduce"]["recursive_doubling"], 2, 80, 1, ALONE
     )
 
@@ -189,7 +190,7 @@ def test_the_hierarchy_selects_the_cheapest_algorithm_between_nodes():
     across = ALONE._replace(inter_node=BETWEEN._replace(byte_time=4 * BETWEEN.byte_time))
     for share in (8 << i for i in range(12)):
         found = hierarchical_cost(8, 4 * share, 1, nodes) - hierarchical_cost(1, 4 * share, 1, nodes)
-        assert found == min(closed_form(one, 8, share, 1, across) for one in ALGORITHMS["all_reduce"].values())
+        assert found == min(algorithm_cost(one, 8, share, 1, across) for one in ALGORITHMS["all_reduce"].values())
 
 
 @pytest.mark.parametrize("collective", ALGORITHMS)

@@ -88,7 +88,7 @@ def torch_store(where, rank):
 def run_torch_rank(connection, where, rank, victim, moment):
     import torch.distributed as dist
 
-    from ringcomm.bootstrap import torch_store as module
+    from ringcomm.bootstrap import torch_start as module
 
     timeout = timedelta(seconds=TIMEOUT)
     store = torch_store(where, rank)
@@ -195,7 +195,7 @@ def connect_twice(_, path, rank):
     """Connect, where a process that has ended has left its start, and again, where rank 0 still serves the first."""
     import torch.distributed as dist
 
-    from ringcomm.bootstrap import torch_store as module
+    from ringcomm.bootstrap import torch_start as module
 
     store, config = dist.FileStore(path, 2), Config(timeout=TIMEOUT)
     connect = module._Rendezvous.connect

@@ -5,7 +5,7 @@ import pytest
 from ringcomm.launcher.rank_state import TRANSITIONS, LaunchedRank, State
 
 
-@pytest.mark.parametrize("event", ["is started", "is cancelled", "is ended", "is awaited again"])
+@pytest.mark.parametrize("event", ["is started", "is cancelled", "is ended", "is to be restarted"])
 def test_news_of_a_process_that_has_ended_change_nothing(event):
     rank = LaunchedRank(state=State.LOST, deadline=5.0)
     assert not rank.move(event, 7.0)
@@ -17,7 +17,7 @@ def test_a_rank_that_is_ended_has_joined_until_it_is_started_again():
     assert rank.move("is ended", 5.0)
     assert rank.joined
     assert rank.deadline == 5.0
-    for event in ("is awaited again", "is started"):
+    for event in ("is to be restarted", "is started"):
         assert rank.move(event)
         assert not rank.joined
 

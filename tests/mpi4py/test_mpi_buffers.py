@@ -12,9 +12,9 @@ from ringcomm.mpi4py.base.buffer import Get_address, buffer
 from ringcomm.mpi4py.base.constants import BOTTOM
 from ringcomm.mpi4py.base.errors import Exception as MPIException
 from ringcomm.mpi4py.buffers import specification as buffers
-from ringcomm.mpi4py.calls import op
 from ringcomm.mpi4py.datatypes import predefined as types
 from ringcomm.mpi4py.datatypes.datatype import Datatype
+from ringcomm.mpi4py.ops import predefined as ops
 
 BYTE, INT, DOUBLE = types.BYTE, types.INT, types.DOUBLE
 
@@ -43,7 +43,7 @@ def test_elements_outside_of_the_memory_are_refused():
         (lambda x: buffers.vector([x, [1, 2]], 3), "expected 3"),
         (lambda x: buffers.w_vector([x], 1), "2 to 4 items"),
         (lambda x: buffer(x).__setitem__(slice(2), b"abc"), "expected 2 bytes for the slice, got 3"),
-        (lambda x: op.SUM.Reduce_local(x[:1], x), "differ"),
+        (lambda x: ops.SUM.Reduce_local(x[:1], x), "differ"),
     ],
 )
 def test_wrong_specifications_are_refused_with_what_was_expected(call, text):

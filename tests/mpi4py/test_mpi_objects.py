@@ -8,10 +8,11 @@ import pytest
 from ringcomm.errors import ArgumentError, MismatchError, PeerLost
 from ringcomm.mpi4py.base import constants, errors, info, unsupported
 from ringcomm.mpi4py.base.errors import Exception as MPIException
-from ringcomm.mpi4py.calls import message, op
 from ringcomm.mpi4py.datatypes import predefined as types
 from ringcomm.mpi4py.datatypes.datatype import CODES, Datatype
 from ringcomm.mpi4py.groups import group
+from ringcomm.mpi4py.ops import predefined as ops
+from ringcomm.mpi4py.requests import message
 
 INT = types.INT
 DEFAULT, DISTRIBUTE_NONE = constants.DISTRIBUTE_DFLT_DARG, constants.DISTRIBUTE_NONE
@@ -102,17 +103,17 @@ def test_codes_of_c_and_of_fortran_mean_their_types():
 @pytest.mark.parametrize(("name", "expected"), [("REPLACE", [4, 5, 0]), ("NO_OP", [3, 5, 6])])
 def test_operations_that_open_mpi_has_for_windows_only_fold_in_rank_order(name, expected):
     arrays = list(np.array([[3, 5, 6], [5, 2, 7], [4, 5, 0]], "i4"))
-    assert getattr(op, name).fold(arrays, INT._named).tolist() == expected
+    assert getattr(ops, name).fold(arrays, INT._named).tolist() == expected
     assert arrays[0].tolist() == [3, 5, 6]
 
 
 def test_native_operations_are_those_with_the_same_result():
-    assert op.SUM.native_for(np.dtype("f8")) == "sum"
-    assert op.LAND.native_for(np.dtype("?")) == "band"
-    assert op.LAND.native_for(np.dtype("i4")) is None
-    assert op.SUM.native_for(np.dtype("g")) is None
-    assert op.MAX.native_for(np.dtype("F")) is None
-    assert op.MAXLOC.native_for(types.DOUBLE_INT._named.base) is None
+    assert ops.SUM.native_for(np.dtype("f8")) == "sum"
+    assert ops.LAND.native_for(np.dtype("?")) == "band"
+    assert ops.LAND.native_for(np.dtype("i4")) is None
+    assert ops.SUM.native_for(np.dtype("g")) is None
+    assert ops.MAX.native_for(np.dtype("F")) is None
+    assert ops.MAXLOC.native_for(types.DOUBLE_INT._named.base) is None
 
 
 def test_errors_are_translated_with_their_text():
@@ -140,7 +141,7 @@ def test_what_is_not_there_names_what_to_use(kind):
 
 
 def test_numbers_of_no_handle_are_refused():
-    for known in (INT, op.SUM, info.INFO_ENV, group.GROUP_EMPTY, message.MESSAGE_NO_PROC):
+    for known in (INT, ops.SUM, info.INFO_ENV, group.GROUP_EMPTY, message.MESSAGE_NO_PROC):
         assert type(known).fromhandle(known.handle) == known
     with pytest.raises(ValueError, match="expected the number of an existing Datatype, got 12345"):
         Datatype.fromhandle(12345)
@@ -148,7 +149,7 @@ def test_numbers_of_no_handle_are_refused():
 
 def test_handles_of_another_kind_are_refused():
     with pytest.raises(TypeError, match="expected Datatype, got Op"):
-        Datatype(op.SUM)
+        Datatype(ops.SUM)
 
 
 @pytest.mark.parametrize(

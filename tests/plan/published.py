@@ -18,7 +18,8 @@ from ringcomm.plan.model.devices import device
 from ringcomm.plan.model.layout import ParallelLayout
 from ringcomm.plan.model.transformer import Transformer
 from ringcomm.plan.model.workload import Workload
-from ringcomm.plan.search.search import price, search
+from ringcomm.plan.price.candidate import price
+from ringcomm.plan.search.search import search
 
 VTRAIN = Path(__file__).with_name("vtrain_measured.csv")
 LLM_FOUNDRY = {name: VTRAIN.with_name(f"llm_foundry_{name[:4]}.csv") for name in ("a100-80gb", "h100-80gb")}

@@ -27,11 +27,11 @@ from ringcomm.plan.model.devices import Calibration, device
 from ringcomm.plan.model.layout import ParallelLayout
 from ringcomm.plan.model.transformer import Transformer
 from ringcomm.plan.model.workload import Workload
+from ringcomm.plan.price.candidate import price as price_layout
 from ringcomm.plan.price.interconnect import Interconnect
 from ringcomm.plan.price.pipeline import pipeline_seconds
 from ringcomm.plan.price.step import PARTS, Pricing, StepCost, StepParts
 from ringcomm.plan.price.traffic import bytes_sent
-from ringcomm.plan.search.search import price as price_layout
 from ringcomm.torch.traffic import bytes_sent as counted
 from ringcomm.torch.traffic import record_traffic
 

@@ -12,11 +12,12 @@ from ringcomm.plan.model.devices import device
 from ringcomm.plan.model.layout import RECOMPUTE, ParallelLayout
 from ringcomm.plan.model.transformer import Transformer
 from ringcomm.plan.model.workload import Workload
+from ringcomm.plan.price.candidate import price
 from ringcomm.plan.price.memory import memory_use
 from ringcomm.plan.price.step import Pricing
 from ringcomm.plan.search import neighbors
 from ringcomm.plan.search.layouts import layouts
-from ringcomm.plan.search.search import TIE, _ordered, differences, price, search
+from ringcomm.plan.search.search import TIE, _ordered, differences, search
 
 A100, H100 = device("a100-80gb"), device("h100-80gb")
 UNFUSED = replace(A100, attention="unfused")

@@ -57,7 +57,7 @@ RESERVED = {
     ),
     "torch": (
         "bench.rank.gloo",
-        "bootstrap.torch_store",
+        "bootstrap.torch_start",
         "parallel",
         "parameter_server",
         "plan.measure",
@@ -67,7 +67,7 @@ RESERVED = {
     "cupy": ("devices", "commands.doctor", "bench.rank.cuda", "bench.rank.nccl", "bench.kernels.device_arrays"),
     # SECURITY.md, *What is unpickled*.
     "pickle": (
-        *("objects", "launcher.pickling", "launcher.forkserver", "mpi4py.calls.pickling"),
+        *("objects", "launcher.pickling", "launcher.forkserver", "mpi4py.base.pickling"),
         *("parallel.state.checkpoint", "parallel.state.encoding"),
     ),
     "mpi4py": ("bench.rank.mpi", "transports.mpi.world", "transports.mpi.link", "transports.mpi.finalize"),

@@ -15,7 +15,7 @@ from harness import failures
 from ringcomm.devices import emulated
 from ringcomm.trace.entries import read
 from ringcomm.trace.report import report
-from ringcomm.transports import staging
+from ringcomm.transports.staged import staging
 
 SIZE = 3
 LATE = 0.01  # seconds, at least, after failures.until_waiting

@@ -3,7 +3,7 @@
 import pytest
 
 from cases.between_hosts import CHUNK
-from ringcomm.transports import staging
+from ringcomm.transports.staged import staging
 
 
 @pytest.fixture

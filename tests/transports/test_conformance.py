@@ -24,8 +24,8 @@ from ringcomm.testing import (
     connect_threads,
     run_threads,
 )
-from ringcomm.transports import staging
 from ringcomm.transports.choice import find_transports
+from ringcomm.transports.staged import staging
 
 FOUND = find_transports()
 WITH_A_STORE = [name for name, module in FOUND.items() if module.NEEDS_STORE]

@@ -24,7 +24,7 @@ from ringcomm import (
     RingcommError,
 )
 from ringcomm.devices import emulated
-from ringcomm.transports.call_queue import CallQueue
+from ringcomm.transports.staged.queue import CallQueue
 
 Device = emulated.EmulatedDevice
 on_hosts = pytest.mark.parametrize("layout", ["01", "0011"])

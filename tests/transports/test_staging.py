@@ -19,7 +19,7 @@ from ringcomm.arrays.adapters import ADAPTERS, NumPyAdapter
 from ringcomm.devices import emulated
 from ringcomm.devices.device import Pointer
 from ringcomm.testing import run_threads
-from ringcomm.transports import staging
+from ringcomm.transports.staged import staging
 from ringcomm.types import REDUCING
 
 LAYOUTS = ("01", "0011", "001", "0101")

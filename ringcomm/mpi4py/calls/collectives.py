@@ -6,10 +6,11 @@ import numpy as np
 
 from ringcomm.mpi4py.base.constants import IN_PLACE
 from ringcomm.mpi4py.calls import moves, reductions
-from ringcomm.mpi4py.calls import op as ops
-from ringcomm.mpi4py.calls.checked import forms
-from ringcomm.mpi4py.calls.op import SUM, Op
+from ringcomm.mpi4py.calls.forms import forms
 from ringcomm.mpi4py.groups.context import Context
+from ringcomm.mpi4py.ops import predefined
+from ringcomm.mpi4py.ops.op import Op
+from ringcomm.mpi4py.ops.predefined import SUM
 from ringcomm.mpi4py.requests.request import Request
 
 __all__ = ["Collectives"]
@@ -17,7 +18,7 @@ __all__ = ["Collectives"]
 ndarray = np.ndarray
 
 # The operations that a plain call passes on without a look at its dtype, by the id of their handle.
-NATIVE = {id(getattr(ops, name.upper())): name for name in ("sum", "prod", "min", "max")}
+NATIVE = {id(getattr(predefined, name.upper())): name for name in ("sum", "prod", "min", "max")}
 
 
 class Collectives:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ringcomm.mpi4py.base.constants import IN_PLACE
 from ringcomm.mpi4py.buffers.specification import divided, vector, w_vector, whole
-from ringcomm.mpi4py.calls.checked import Plan
+from ringcomm.mpi4py.calls.forms import CheckedCollective
 
 __all__ = [
     "allgather",
@@ -32,33 +32,35 @@ Array = NDArray[Any]
 Parse = Callable[[Any, int], Any]  # of a specification, for so many blocks
 
 
-def barrier(context: Any) -> Plan:
+def barrier(context: Any) -> CheckedCollective:
     """Wait until all ranks have called this."""
-    return Plan(lambda at_once: context.comm.barrier(async_op=at_once))
+    return CheckedCollective(lambda at_once: context.comm.barrier(async_op=at_once))
 
 
-def bcast(context: Any, buf: Any, root: int = 0) -> Plan:
+def bcast(context: Any, buf: Any, root: int = 0) -> CheckedCollective:
     """Copy the array of `root` to all ranks."""
     buffer = whole(buf)
     if context.rank == context.check_root(root):
-        return Plan(lambda at_once: context.comm.broadcast(as_bytes(buffer.data()), root, async_op=at_once))
-    return Plan(
+        return CheckedCollective(
+            lambda at_once: context.comm.broadcast(as_bytes(buffer.data()), root, async_op=at_once)
+        )
+    return CheckedCollective(
         lambda at_once: context.comm.broadcast(as_bytes(buffer.target()), root, async_op=at_once),
         lambda _: buffer.store(),
     )
 
 
-def gather(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
+def gather(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> CheckedCollective:
     """Collect blocks of equal size on `root`, in rank order."""
     return _gather(context, sendbuf, recvbuf, root, divided)
 
 
-def gatherv(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
+def gatherv(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> CheckedCollective:
     """Collect blocks of any size on `root`."""
     return _gather(context, sendbuf, recvbuf, root, vector)
 
 
-def _gather(context: Any, sendbuf: Any, recvbuf: Any, root: int, parse: Parse) -> Plan:
+def _gather(context: Any, sendbuf: Any, recvbuf: Any, root: int, parse: Parse) -> CheckedCollective:
     blocks = parse(recvbuf, context.size) if context.rank == context.check_root(root) else None
     own = _own_block(context, sendbuf, blocks)
 
@@ -71,20 +73,20 @@ def _gather(context: Any, sendbuf: Any, recvbuf: Any, root: int, parse: Parse) -
             return exchange(context, [(root, mine)], None, [], at_once)
         return exchange(context, [(root, mine.copy() if in_place(sendbuf) else mine)], target, blocks.lengths, at_once)
 
-    return Plan(start, None if blocks is None else lambda _: blocks.store())
+    return CheckedCollective(start, None if blocks is None else lambda _: blocks.store())
 
 
-def scatter(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
+def scatter(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> CheckedCollective:
     """Divide the array of `root` into blocks of equal size, one for each rank."""
     return _scatter(context, sendbuf, recvbuf, root, divided)
 
 
-def scatterv(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
+def scatterv(context: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> CheckedCollective:
     """Divide the array of `root` into blocks of any size, one for each rank."""
     return _scatter(context, sendbuf, recvbuf, root, vector)
 
 
-def _scatter(context: Any, sendbuf: Any, recvbuf: Any, root: int, parse: Parse) -> Plan:
+def _scatter(context: Any, sendbuf: Any, recvbuf: Any, root: int, parse: Parse) -> CheckedCollective:
     block = None if context.rank == context.check_root(root) and in_place(recvbuf) else whole(recvbuf)
     blocks = parse(sendbuf, context.size) if context.rank == root else None
 
@@ -98,20 +100,20 @@ def _scatter(context: Any, sendbuf: Any, recvbuf: Any, root: int, parse: Parse) 
         lengths[root] = target.size
         return exchange(context, sends, np.empty_like(target) if block is None else target, lengths, at_once)
 
-    return Plan(start, None if block is None else lambda _: block.store())
+    return CheckedCollective(start, None if block is None else lambda _: block.store())
 
 
-def allgather(context: Any, sendbuf: Any, recvbuf: Any) -> Plan:
+def allgather(context: Any, sendbuf: Any, recvbuf: Any) -> CheckedCollective:
     """Collect blocks of equal size on all ranks, in rank order."""
     return _all_gather(context, sendbuf, recvbuf, divided)
 
 
-def allgatherv(context: Any, sendbuf: Any, recvbuf: Any) -> Plan:
+def allgatherv(context: Any, sendbuf: Any, recvbuf: Any) -> CheckedCollective:
     """Collect blocks of any size on all ranks."""
     return _all_gather(context, sendbuf, recvbuf, vector)
 
 
-def _all_gather(context: Any, sendbuf: Any, recvbuf: Any, parse: Parse) -> Plan:
+def _all_gather(context: Any, sendbuf: Any, recvbuf: Any, parse: Parse) -> CheckedCollective:
     blocks = parse(recvbuf, context.size)
     own, lengths = _own_block(context, sendbuf, blocks), None if parse is divided else blocks.lengths
 
@@ -119,25 +121,25 @@ def _all_gather(context: Any, sendbuf: Any, recvbuf: Any, parse: Parse) -> Plan:
         target = as_bytes(blocks.target())
         return context.comm.all_gather(own(target), target, lengths, async_op=at_once)
 
-    return Plan(start, lambda _: blocks.store())
+    return CheckedCollective(start, lambda _: blocks.store())
 
 
-def alltoall(context: Any, sendbuf: Any, recvbuf: Any) -> Plan:
+def alltoall(context: Any, sendbuf: Any, recvbuf: Any) -> CheckedCollective:
     """Send block j to rank j, and receive block i from rank i; all are of one size."""
     return _all_to_all(context, sendbuf, recvbuf, divided)
 
 
-def alltoallv(context: Any, sendbuf: Any, recvbuf: Any) -> Plan:
+def alltoallv(context: Any, sendbuf: Any, recvbuf: Any) -> CheckedCollective:
     """Send block j to rank j, and receive block i from rank i, of any sizes."""
     return _all_to_all(context, sendbuf, recvbuf, vector)
 
 
-def alltoallw(context: Any, sendbuf: Any, recvbuf: Any) -> Plan:
+def alltoallw(context: Any, sendbuf: Any, recvbuf: Any) -> CheckedCollective:
     """Send block j to rank j, and receive block i from rank i, of any sizes and types."""
     return _all_to_all(context, sendbuf, recvbuf, w_vector)
 
 
-def _all_to_all(context: Any, sendbuf: Any, recvbuf: Any, parse: Parse) -> Plan:
+def _all_to_all(context: Any, sendbuf: Any, recvbuf: Any, parse: Parse) -> CheckedCollective:
     received = parse(recvbuf, context.size)
     sent = received if in_place(sendbuf) else parse(sendbuf, context.size)
 
@@ -150,7 +152,7 @@ def _all_to_all(context: Any, sendbuf: Any, recvbuf: Any, parse: Parse) -> Plan:
             return context.comm.all_to_all(source, target, async_op=at_once)
         return context.comm.all_to_all(source, target, sent.lengths, received.lengths, async_op=at_once)
 
-    return Plan(start, lambda _: received.store())
+    return CheckedCollective(start, lambda _: received.store())
 
 
 def exchange(context: Any, sends: list[tuple[int, Array]], target: Any, lengths: list[int], at_once: bool) -> Any:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from ringcomm import objects
 from ringcomm.mpi4py.base.constants import PROC_NULL
 from ringcomm.mpi4py.base.errors import handled
+from ringcomm.mpi4py.base.pickling import pickle
 from ringcomm.mpi4py.buffers.specification import divided, vector, w_vector, whole
-from ringcomm.mpi4py.calls.checked import Plan, forms
+from ringcomm.mpi4py.calls.forms import CheckedCollective, forms
 from ringcomm.mpi4py.calls.moves import Parse, as_bytes, exchange, split
-from ringcomm.mpi4py.calls.pickling import pickle
 from ringcomm.mpi4py.groups.context import Context
 from ringcomm.mpi4py.groups.topology import Cart
 
@@ -24,27 +24,27 @@ __all__ = ["Neighbors"]
 Array = NDArray[Any]
 
 
-def neighbor_allgather(context: Any, sendbuf: Any, recvbuf: Any) -> Plan:
+def neighbor_allgather(context: Any, sendbuf: Any, recvbuf: Any) -> CheckedCollective:
     """Send an array to all neighbors, and receive one of equal size from each."""
-    return _plan(context, _same(context, sendbuf), divided(recvbuf, len(_edges(context)[0])))
+    return _checked(context, _same(context, sendbuf), divided(recvbuf, len(_edges(context)[0])))
 
 
-def neighbor_allgatherv(context: Any, sendbuf: Any, recvbuf: Any) -> Plan:
+def neighbor_allgatherv(context: Any, sendbuf: Any, recvbuf: Any) -> CheckedCollective:
     """Send an array to all neighbors, and receive one of any size from each."""
-    return _plan(context, _same(context, sendbuf), vector(recvbuf, len(_edges(context)[0])))
+    return _checked(context, _same(context, sendbuf), vector(recvbuf, len(_edges(context)[0])))
 
 
-def neighbor_alltoall(context: Any, sendbuf: Any, recvbuf: Any) -> Plan:
+def neighbor_alltoall(context: Any, sendbuf: Any, recvbuf: Any) -> CheckedCollective:
     """Send a block to each neighbor, and receive one from each; all are of one size."""
     return _each(context, sendbuf, recvbuf, divided)
 
 
-def neighbor_alltoallv(context: Any, sendbuf: Any, recvbuf: Any) -> Plan:
+def neighbor_alltoallv(context: Any, sendbuf: Any, recvbuf: Any) -> CheckedCollective:
     """Send a block to each neighbor, and receive one from each, of any sizes."""
     return _each(context, sendbuf, recvbuf, vector)
 
 
-def neighbor_alltoallw(context: Any, sendbuf: Any, recvbuf: Any) -> Plan:
+def neighbor_alltoallw(context: Any, sendbuf: Any, recvbuf: Any) -> CheckedCollective:
     """Send a block to each neighbor, and receive one from each, of any sizes and types."""
     return _each(context, sendbuf, recvbuf, w_vector)
 
@@ -54,13 +54,13 @@ def _same(context: Any, sendbuf: Any) -> Callable[[], list[Array]]:
     return lambda: [as_bytes(block.data())] * count
 
 
-def _each(context: Any, sendbuf: Any, recvbuf: Any, parse: Parse) -> Plan:
+def _each(context: Any, sendbuf: Any, recvbuf: Any, parse: Parse) -> CheckedCollective:
     sources, targets = _edges(context)
     sent = parse(sendbuf, len(targets))
-    return _plan(context, lambda: split(as_bytes(sent.data()[0]), sent.lengths), parse(recvbuf, len(sources)))
+    return _checked(context, lambda: split(as_bytes(sent.data()[0]), sent.lengths), parse(recvbuf, len(sources)))
 
 
-def _plan(context: Any, blocks: Callable[[], list[Array]], received: Any) -> Plan:
+def _checked(context: Any, blocks: Callable[[], list[Array]], received: Any) -> CheckedCollective:
     sources, targets = _edges(context)
     lengths = received.lengths
     arriving, slots = _by_peer(context, sources, lengths)
@@ -79,7 +79,7 @@ def _plan(context: Any, blocks: Callable[[], list[Array]], received: Any) -> Pla
             target[starts[slot] : starts[slot + 1]] = result[at : at + lengths[slot]]
         received.store()
 
-    return Plan(start, finish)
+    return CheckedCollective(start, finish)
 
 
 def _by_peer(context: Any, sources: Sequence[int], lengths: Sequence[int]) -> tuple[list[int], dict[int, int]]:

@@ -7,9 +7,10 @@ from typing import Any, NoReturn
 from ringcomm import objects
 from ringcomm.errors import RingcommError
 from ringcomm.mpi4py.base.errors import handled
-from ringcomm.mpi4py.calls.op import SUM, Op
-from ringcomm.mpi4py.calls.pickling import pickle
+from ringcomm.mpi4py.base.pickling import pickle
 from ringcomm.mpi4py.groups.context import Context
+from ringcomm.mpi4py.ops.op import Op
+from ringcomm.mpi4py.ops.predefined import SUM
 
 __all__ = ["Objects"]
 

@@ -10,8 +10,8 @@ from ringcomm.mpi4py.base.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from ringcomm.mpi4py.base.errors import ERR_RANK, ERR_TAG, failure, handled
 from ringcomm.mpi4py.base.integers import integer
 from ringcomm.mpi4py.buffers.specification import received, sent
-from ringcomm.mpi4py.calls.message import FROM_PROC_NULL
 from ringcomm.mpi4py.groups.context import Context
+from ringcomm.mpi4py.requests.message import FROM_PROC_NULL
 from ringcomm.mpi4py.requests.operations import DONE, Done, PendingOperation, Persistent, fill
 from ringcomm.mpi4py.requests.request import Prequest, Request
 from ringcomm.mpi4py.requests.status import Status

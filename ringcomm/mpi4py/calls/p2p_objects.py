@@ -9,9 +9,9 @@ from ringcomm.mpi4py.base.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from ringcomm.mpi4py.base.errors import handled
 from ringcomm.mpi4py.base.integers import integer
 from ringcomm.mpi4py.base.options import options
-from ringcomm.mpi4py.calls.message import FROM_PROC_NULL, unpickled
+from ringcomm.mpi4py.base.pickling import pickle
 from ringcomm.mpi4py.calls.p2p import LARGEST_TAG, PointToPoint, core_tag, is_proc_null, match_tag
-from ringcomm.mpi4py.calls.pickling import pickle
+from ringcomm.mpi4py.requests.message import FROM_PROC_NULL, unpickled
 from ringcomm.mpi4py.requests.operations import fill
 from ringcomm.mpi4py.requests.request import Request
 from ringcomm.mpi4py.requests.status import Status

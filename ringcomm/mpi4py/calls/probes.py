@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 from ringcomm.mpi4py.base.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from ringcomm.mpi4py.base.errors import handled
-from ringcomm.mpi4py.calls.message import FROM_PROC_NULL, MESSAGE_NO_PROC, Message, Taken
 from ringcomm.mpi4py.calls.p2p import match_tag
 from ringcomm.mpi4py.groups.context import Context
+from ringcomm.mpi4py.requests.message import FROM_PROC_NULL, MESSAGE_NO_PROC, Message, Taken
 from ringcomm.mpi4py.requests.operations import fill
 from ringcomm.mpi4py.requests.status import Status
 

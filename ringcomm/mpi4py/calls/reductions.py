@@ -7,16 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringcomm.mpi4py.buffers.specification import Buffer, divided, whole
-from ringcomm.mpi4py.calls.checked import Plan
+from ringcomm.mpi4py.calls.forms import CheckedCollective
 from ringcomm.mpi4py.calls.moves import as_bytes, in_place
-from ringcomm.mpi4py.calls.op import SUM, Op
+from ringcomm.mpi4py.ops.op import Op
+from ringcomm.mpi4py.ops.predefined import SUM
 
 __all__ = ["allreduce", "exscan", "reduce", "reduce_scatter", "reduce_scatter_block", "scan"]
 
 Array = NDArray[Any]
 
 
-def reduce(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Plan:
+def reduce(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> CheckedCollective:
     """Reduce the arrays of all ranks on `root`."""
     is_root = context.rank == context.check_root(root)
     sent, received = _reduced(sendbuf, recvbuf) if is_root else (whole(sendbuf), None)
@@ -28,10 +29,10 @@ def reduce(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0
             return context.comm.gather(as_bytes(data), None, root, async_op=at_once)
         return context.comm.reduce(data, name, root, _target(received, sent, data), async_op=at_once)
 
-    return Plan(start, _finish(context, op, name, received, sent))
+    return CheckedCollective(start, _finish(context, op, name, received, sent))
 
 
-def allreduce(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
+def allreduce(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> CheckedCollective:
     """Reduce the arrays of all ranks on every rank."""
     sent, received = _reduced(sendbuf, recvbuf)
     name = _native(op, sent)
@@ -42,26 +43,26 @@ def allreduce(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
             return context.comm.all_gather(as_bytes(data), async_op=at_once)
         return context.comm.all_reduce(data, name, _target(received, sent, data), async_op=at_once)
 
-    return Plan(start, _finish(context, op, name, received, sent))
+    return CheckedCollective(start, _finish(context, op, name, received, sent))
 
 
-def scan(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
+def scan(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> CheckedCollective:
     """Reduce the arrays of the ranks up to this one."""
     return _scan(context, sendbuf, recvbuf, op, context.rank + 1)
 
 
-def exscan(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
+def exscan(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> CheckedCollective:
     """Reduce the arrays of the ranks below this one. The array received on rank 0 is unchanged."""
     return _scan(context, sendbuf, recvbuf, op, context.rank)
 
 
-def _scan(context: Any, sendbuf: Any, recvbuf: Any, op: Op, ranks: int) -> Plan:
+def _scan(context: Any, sendbuf: Any, recvbuf: Any, op: Op, ranks: int) -> CheckedCollective:
     sent, received = _reduced(sendbuf, recvbuf)
     finish = _finish(context, op, None, received, sent, ranks) if ranks else None
-    return Plan(lambda at_once: context.comm.all_gather(as_bytes(sent.data()), async_op=at_once), finish)
+    return CheckedCollective(lambda at_once: context.comm.all_gather(as_bytes(sent.data()), async_op=at_once), finish)
 
 
-def reduce_scatter_block(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
+def reduce_scatter_block(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> CheckedCollective:
     """Reduce the arrays of all ranks, and divide the result into blocks of equal size."""
     if in_place(sendbuf):
         sent = received = _all_blocks(recvbuf, context.size)
@@ -75,7 +76,7 @@ def reduce_scatter_block(context: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM)
 
 def reduce_scatter(
     context: Any, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Op = SUM
-) -> Plan:
+) -> CheckedCollective:
     """Reduce the arrays of all ranks, and divide the result into blocks of `recvcounts` elements."""
     received = whole(recvbuf)
     sent = received if in_place(sendbuf) else whole(sendbuf)
@@ -93,7 +94,7 @@ def reduce_scatter(
     return _reduce_scatter(context, sent, received, counts, op)
 
 
-def _reduce_scatter(context: Any, sent: Any, received: Any, counts: list[int], op: Op) -> Plan:
+def _reduce_scatter(context: Any, sent: Any, received: Any, counts: list[int], op: Op) -> CheckedCollective:
     name = _native(op, sent)
     mine = counts[context.rank]
 
@@ -114,7 +115,7 @@ def _reduce_scatter(context: Any, sent: Any, received: Any, counts: list[int], o
             result = _fold(op, result.reshape(context.size, -1), sent)
         _put(received, result, mine)
 
-    return Plan(start, finish)
+    return CheckedCollective(start, finish)
 
 
 def _reduced(sendbuf: Any, recvbuf: Any) -> tuple[Any, Any]:

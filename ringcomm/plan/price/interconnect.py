@@ -1,6 +1,6 @@
 """The time of messages between the GPUs of a cluster: inside a node, and between nodes."""
 
-from ringcomm.algorithms.cost import Cluster, LinkCost, closed_form
+from ringcomm.algorithms.cost import Cluster, LinkCost, algorithm_cost
 from ringcomm.algorithms.select import select
 from ringcomm.plan.model.devices import Accelerator
 
@@ -34,7 +34,7 @@ class Interconnect:
             # GPUs reduce while they receive, so reducing costs nothing beside.
             cluster = Cluster(self.inside, self.link(ranks, stride), 0, self._in_node(ranks, stride))
             algorithm = select(name, ranks, size // self.element, self.element, cluster)
-            self._collectives[key] = closed_form(algorithm, ranks, size, 1, cluster)
+            self._collectives[key] = algorithm_cost(algorithm, ranks, size, 1, cluster)
         return self._collectives[key]
 
     def link(self, ranks: int, stride: int) -> LinkCost:

@@ -8,8 +8,9 @@ from typing import Any
 
 from ringcomm.errors import ArgumentError
 from ringcomm.plan.model.layout import ParallelLayout
+from ringcomm.plan.price.candidate import Candidate, price
 from ringcomm.plan.search.layouts import values_of
-from ringcomm.plan.search.search import Candidate, SearchResult, price
+from ringcomm.plan.search.search import SearchResult
 
 __all__ = ["between", "near"]
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby, islice, takewhile
-from typing import NamedTuple
 
 from ringcomm.errors import ArgumentError, integer
 from ringcomm.layout_rules import divisors
@@ -11,41 +10,17 @@ from ringcomm.plan.model.devices import gib
 from ringcomm.plan.model.layout import RECOMPUTE, ParallelLayout
 from ringcomm.plan.model.transformer import MOST
 from ringcomm.plan.model.workload import Workload
-from ringcomm.plan.price.layer import CAUSAL
-from ringcomm.plan.price.memory import MemoryUse, memory_use
-from ringcomm.plan.price.step import Pricing, StepCost
+from ringcomm.plan.price.candidate import Candidate, fullest, price
+from ringcomm.plan.price.step import Pricing
 from ringcomm.plan.search.layouts import Fixed, layouts
 from ringcomm.plan.search.refusals import no_layout
 
-__all__ = ["TIE", "Candidate", "SearchResult", "differences", "price", "search"]
+__all__ = ["TIE", "SearchResult", "differences", "search"]
 
 MOST_LAYOUTS = 500_000  # that a search prices: half a minute; of 16,384 GPUs it has 200,000
 TIE = 0.001  # of a step: layouts whose times differ by less take as long, and the simpler is better
 
 Priced = tuple[float, ParallelLayout]  # seconds of a step
-
-
-class Candidate(NamedTuple):
-    """A layout of a workload with its cost, and the memory of the fullest rank."""
-
-    workload: Workload
-    layout: ParallelLayout
-    cost: StepCost
-    memory: MemoryUse
-
-    @property
-    def fits(self) -> bool:
-        return self.memory.total <= self.workload.device.available
-
-    @property
-    def utilization(self) -> float:
-        """The model FLOPs utilization: FLOPs without those computed again, over what the GPUs could do.
-
-        Of the scores, fused attention has to compute half.
-        """
-        workload, device = self.workload, self.workload.device
-        flops = workload.model.step_flops(workload.batch, CAUSAL if device.attention == "fused" else 1)
-        return flops / (self.cost.seconds * workload.gpus * device.flops)
 
 
 @dataclass(frozen=True)
@@ -69,16 +44,6 @@ class SearchResult:
     fitting: int
     short: dict[tuple[int, int], float]
     indivisible: dict[str, list[int]]
-
-
-def price(workload: Workload, layout: ParallelLayout) -> Candidate:
-    """Return one layout with its cost, whether it fits or not.
-
-    Raises:
-        ArgumentError: it is not legal.
-    """
-    layout.check(workload.model, workload.batch, workload.gpus, workload.device.attention)
-    return Candidate(workload, layout, Pricing(workload).step(layout), _fullest(workload, layout))
 
 
 def search(workload: Workload, fixed: Fixed | None = None, top: int = 10) -> SearchResult:
@@ -106,7 +71,7 @@ def search(workload: Workload, fixed: Fixed | None = None, top: int = 10) -> Sea
     for _, variants in groupby(layouts(workload, fixed), _family):
         able: dict[tuple[int, int], Priced] = {}  # by chunks and ZeRO: with less recomputation a step is faster
         for layout in variants:
-            missing = _fullest(workload, layout).total - device.available
+            missing = fullest(workload, layout).total - device.available
             shape = layout.tp, layout.pp
             short[shape] = min(short.get(shape, missing), missing)
             if missing <= 0:
@@ -155,10 +120,3 @@ def _family(layout: ParallelLayout) -> tuple[object, ...]:
     memory.
     """
     return layout.tp, layout.pp, layout.cp, layout.ep, layout.micro_batch, layout.sequence_parallel
-
-
-def _fullest(workload: Workload, layout: ParallelLayout) -> MemoryUse:
-    """Return the memory of the rank that needs most: the first, which has most in flight, or the last, with logits."""
-    model, device, batch = workload.model, workload.device, workload.batch
-    uses = [memory_use(model, layout, device, batch, rank) for rank in {0, layout.pp - 1}]
-    return max(uses, key=lambda use: use.total)

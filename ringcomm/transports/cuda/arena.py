@@ -46,8 +46,8 @@ class Arena:
         self.join(self.opened)
         self.control.failed = self.control.abort = 0
 
-    def open_group(self, host: Any, limits: Limits) -> Any:
-        """Return an rc_gpus on this memory, of the ranks that the rc_comm `host` connects."""
+    def open_group(self, comm: Any, limits: Limits) -> Any:
+        """Return an rc_gpus on this memory, of the ranks that the rc_comm `comm` connects."""
         device = self.device
         tables = device.allocate_pinned(lib.rc_gpus_table_bytes(self.shape.ranks))
         driver, name = ffi.new("char[]", device.library.encode()), ffi.new("char[]", device.name.encode())
@@ -63,7 +63,7 @@ class Arena:
             "threads": device.threads,
         }
         slot = ffi.new("rc_gpus **")
-        check(lib.rc_gpus_open(host, [setup], slot))
+        check(lib.rc_gpus_open(comm, [setup], slot))
         kept = tables, self.memory, self._control_memory
 
         def free(gpus: Any, _: Any = kept) -> None:

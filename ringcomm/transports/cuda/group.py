@@ -57,24 +57,24 @@ class OwnStream(NamedTuple):
 
 
 class CudaGroup:
-    """One rank's end of a group of GPUs. The constructor is a collective of `host`, which has the same ranks.
+    """One rank's end of a group of GPUs. The constructor is a collective of `cpu`, which has the same ranks.
 
     Raises Unreachable on all ranks if a GPU cannot access another's memory.
     """
 
-    def __init__(self, host: LocalTransport, device: Device) -> None:
+    def __init__(self, cpu: LocalTransport, device: Device) -> None:
         self.device = device
         self.unraised: RingcommError | None = None  # after close(): a failure that no call has raised
-        self._host = host
+        self._cpu = cpu
         self._process = os.getpid()
         # CUDA must not be asked about a destroyed stream: that of the last call, and that of the last captured one.
         self._streams: dict[bool, CudaStream] = {}
-        channel = host.split(0, host.rank)
+        channel = cpu.split(0, cpu.rank)
         assert channel is not None
         self._channel = channel  # for this class only
         try:
             found = channel.run_on_all(
-                "all_gather", lambda: (device.uuid, device.gpu.multiprocessors, device.limits(host.size))
+                "all_gather", lambda: (device.uuid, device.gpu.multiprocessors, device.limits(cpu.size))
             )
             gpus, multiprocessors, (limits, *_) = zip(*found, strict=True)  # all ranks use the limits of rank 0
             shape = device.shape_for(max(map(gpus.count, gpus)), min(multiprocessors))
@@ -89,11 +89,11 @@ class CudaGroup:
             raise
 
     def _allocate(self, shape: Shape, limits: Limits) -> tuple[str, str]:
-        self._arena = Arena(self.device, self._host.rank, self._host.size, shape)
-        self.handle = self._arena.open_group(self._host.handle, limits)
+        self._arena = Arena(self.device, self._cpu.rank, self._cpu.size, shape)
+        self.handle = self._arena.open_group(self._cpu.handle, limits)
         self._own_stream = OwnStream(int(ffi.cast("uintptr_t", lib.rc_gpus_stream(self.handle))))
-        self._watch = Watch(self._host, self._channel, self.device, self._arena, self.handle)
-        self._trace = LaunchTrace(self._host, self.device, self._watch)
+        self._watch = Watch(self._cpu, self._channel, self.device, self._arena, self.handle)
+        self._trace = LaunchTrace(self._cpu, self.device, self._watch)
         self._buffers = DeviceBuffers(self.device, self._channel, self.handle)
         self.wait, self.finish = self._watch.wait, self._watch.finish
         self.poll, self.check = self._watch.poll, self._watch.check
@@ -113,7 +113,7 @@ class CudaGroup:
 
     def _probe(self) -> str:
         """Let every GPU write to every other; return the reason if one does not arrive."""
-        limit = min(PROBE, self._host.timeout)
+        limit = min(PROBE, self._cpu.timeout)
         stream, number = self.device.new_stream(), ffi.new("uint64_t *")
         arguments, mode = [CollectiveCall(NULL, NULL, 0, 0)], lib.RC_GPUS_PLAIN
         check(lib.rc_gpus_call(self.handle, BARRIER, arguments, ffi.cast("void *", stream.ptr), limit, mode, number))
@@ -141,7 +141,7 @@ class CudaGroup:
         self.check_device(device)
         if self._watch.exchanging.here():
             text = f"{name} was called by a signal handler, in the middle of another call"
-            raise ArgumentError(text, rank=self._host.rank)
+            raise ArgumentError(text, rank=self._cpu.rank)
         code, arguments, stream = COLLECTIVES[name].code, [call], stream or device.stream()
         pointer, number = ffi.cast("void *", stream.ptr), ffi.new("uint64_t *")
         counts = self._counts(name, call)
@@ -171,7 +171,7 @@ class CudaGroup:
         """Return counts that only pairs of ranks know."""
         if not COLLECTIVES[name].exchanges or call.counts == NULL:
             return None
-        size, rank = self._host.size, self._host.rank
+        size, rank = self._cpu.size, self._cpu.rank
         sent, received = [*call.counts[0:size]], [*call.counts[size : 2 * size]]
         if sent[rank] != received[rank]:
             raise refuse("recv_counts, of this rank's own block", f"{sent[rank]}, as in send_counts", received[rank])
@@ -180,7 +180,7 @@ class CudaGroup:
     def can_normalize(self, call: CollectiveCall, width: int) -> bool:
         """Return whether one launch does an all_reduce of rows of this width and its RmsNorm; the same on all ranks."""
         shape, item = self._arena.shape, lib.rc_dtype_bytes(call.dtype)
-        few = self._host.size * call.count * item <= FUSED_STAGES * shape.channels * shape.stage_bytes
+        few = self._cpu.size * call.count * item <= FUSED_STAGES * shape.channels * shape.stage_bytes
         return few and call.count > 0 and width * item <= shape.stage_bytes and width * item % PACK == 0
 
     def _load(self, code: int, arguments: list[CollectiveCall], pointer: Any = NULL, kernel: int = -1) -> None:
@@ -197,7 +197,7 @@ class CudaGroup:
             check(lib.rc_gpus_capturing(self.handle, pointer, capturing))
         if capturing[0]:
             text = "a call whose kernel is not loaded cannot be captured into a CUDA graph: make it once before"
-            raise ArgumentError(text, rank=self._host.rank)
+            raise ArgumentError(text, rank=self._cpu.rank)
         function = ffi.cast("void *", self.device.kernel(variant_of(plan)))
         check(lib.rc_gpus_load(self.handle, plan, function))
 
@@ -220,8 +220,8 @@ class CudaGroup:
                 self._watch.fail(error)
                 raise
             except BaseException as error:  # a signal
-                reason = f"rank {self._host.rank} was interrupted: {error!r}"
-                self._watch.fail(Aborted(reason, rank=self._host.rank))
+                reason = f"rank {self._cpu.rank} was interrupted: {error!r}"
+                self._watch.fail(Aborted(reason, rank=self._cpu.rank))
                 raise
 
     def share_segments(self, addresses: Iterable[int]) -> None:
@@ -239,8 +239,8 @@ class CudaGroup:
         interrupted = ffi.new("int *")
         check(lib.rc_gpus_interrupted(self.handle, interrupted))
         if interrupted[0] or self._watch.exchanging.here():
-            reason = f"rank {self._host.rank} was closed by a signal handler"
-            self._watch.fail(Aborted(reason, rank=self._host.rank))
+            reason = f"rank {self._cpu.rank} was closed by a signal handler"
+            self._watch.fail(Aborted(reason, rank=self._cpu.rank))
             return False
         buffers, captured, raised = self._buffers.own(), ffi.new("int *"), ffi.new("int *")
         with suppress(RingcommError):  # it has failed
@@ -249,7 +249,7 @@ class CudaGroup:
             keep([self._arena, self.handle, self._buffers, *buffers])
         mapped = [self._arena.memory, *(buffer.memory for buffer in buffers)]  # by peers
         size = self._arena.size + sum(buffer.size for buffer in buffers)
-        owner = f"rank {self._host.rank} keeps {size} bytes of {self.device.name}"
+        owner = f"rank {self._cpu.rank} keeps {size} bytes of {self.device.name}"
         try:
             self.finish()
             if not captured[0]:

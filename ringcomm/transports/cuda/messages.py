@@ -34,9 +34,9 @@ _spare: dict[tuple[str, int], list[Memory]] = {}
 class GpuMessages:
     """One rank's GPU in the messages of a communicator."""
 
-    def __init__(self, host: Transport, device: Device) -> None:
-        self._host, self._device = host, device
-        shape = {"ranks": host.size, **device.message_shape._asdict()}
+    def __init__(self, cpu: Transport, device: Device) -> None:
+        self._cpu, self._device = cpu, device
+        shape = {"ranks": cpu.size, **device.message_shape._asdict()}
         size = ffi.new("uint64_t *")
         check(lib.rc_gpu_messages_bytes([shape], size))
         self._size = int(size[0])
@@ -58,10 +58,10 @@ class GpuMessages:
             "ordinal": device.ordinal,
             "threads": device.threads,
         }
-        check(lib.rc_gpu_messages_open(host.handle, [setup]))
-        self._comm = int(ffi.cast("uintptr_t", host.handle))
+        check(lib.rc_gpu_messages_open(cpu.handle, [setup]))
+        self._comm = int(ffi.cast("uintptr_t", cpu.handle))
         if not device.blocking:
-            host.fast_path.connect_messages(GPU_ARRAYS[device.family], device.ordinal, PendingMessage)
+            cpu.fast_path.connect_messages(GPU_ARRAYS[device.family], device.ordinal, PendingMessage)
 
     def _allocate(self) -> Memory:
         try:
@@ -76,17 +76,17 @@ class GpuMessages:
         device = transfer.data.device
         if device.name != self._device.name:
             raise refuse("array", f"one on {self._device.name}, as the first of this communicator", device.name)
-        owner = self._comm, self._host.handle, check, lambda _: device.stream(), device.ordinal, device.blocking
+        owner = self._comm, self._cpu.handle, check, lambda _: device.stream(), device.ordinal, device.blocking
         message: Startable = PendingMessage(*owner, *transfer._replace(data=transfer.data.address))
         return message.start(async_op)
 
     def coalesce(self, begins: bool) -> None:
         """Launch together what is started until a call with False, or a wait."""
-        check(lib.rc_gpu_messages_coalesce(self._host.handle, begins))
+        check(lib.rc_gpu_messages_coalesce(self._cpu.handle, begins))
 
     def finish(self) -> None:
         """Wait until what has been launched has moved."""
-        check(lib.rc_gpu_messages_wait(self._host.handle))
+        check(lib.rc_gpu_messages_wait(self._cpu.handle))
 
     def close(self) -> RingcommError | None:
         """Before the communicator closes: wait until what has been launched has moved, and the peers have read what was
@@ -94,18 +94,18 @@ class GpuMessages:
         """
         failure = None
         with suppress(RingcommError):
-            self._host.check()
+            self._cpu.check()
             try:
                 self.finish()
-                self._host.check()  # the progress thread may have noticed first
+                self._cpu.check()  # the progress thread may have noticed first
             except ArgumentError:  # from a signal handler
                 pass
             except RingcommError as error:
                 failure = error
         read, end = ffi.new("int *"), time.monotonic() + CLOSE_TIMEOUT
         with suppress(RingcommError):  # it has failed
-            while not lib.rc_gpu_messages_read(self._host.handle, read) and not read[0]:
-                self._host.check()
+            while not lib.rc_gpu_messages_read(self._cpu.handle, read) and not read[0]:
+                self._cpu.check()
                 if time.monotonic() > end:
                     break
                 time.sleep(LOOK)
@@ -119,7 +119,7 @@ class GpuMessages:
         else:
             _kept.append(self._arena)
             text = "rank %d keeps %d bytes of %s until it ends: not all messages were received"
-            log.warning(text, self._host.rank, self._size, self._device.name)
+            log.warning(text, self._cpu.rank, self._size, self._device.name)
 
 
 class PendingMessage(GpuMessage):  # type: ignore[misc]  # GpuMessage is in C++

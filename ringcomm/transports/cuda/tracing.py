@@ -18,10 +18,10 @@ __all__ = ["LaunchTrace", "traced_as_one"]
 
 
 class LaunchTrace:
-    """The trace of a rank, `host`, as its launches enter it, with times of events."""
+    """The trace of a rank, `cpu`, as its launches enter it, with times of events."""
 
-    def __init__(self, host: LocalTransport, device: Device, watch: Watch) -> None:
-        self._host, self._device, self._watch = host, device, watch
+    def __init__(self, cpu: LocalTransport, device: Device, watch: Watch) -> None:
+        self._cpu, self._device, self._watch = cpu, device, watch
         self._traced = ffi.new("int *")
 
     def begin(self, stream: CudaStream) -> TimedEvent | None:
@@ -29,7 +29,7 @@ class LaunchTrace:
 
         A captured one is not: it runs when the graph is replayed.
         """
-        check(lib.rc_traced(self._host.handle, self._traced))
+        check(lib.rc_traced(self._cpu.handle, self._traced))
         return self._device.record(stream) if self._traced[0] and not self._device.capturing() else None
 
     def end(
@@ -37,27 +37,27 @@ class LaunchTrace:
     ) -> None:
         """Enter a launch once it has ended."""
         end = self._device.record(stream)
-        facts = _facts(self._host, name, call)
+        facts = _facts(self._cpu, name, call)
 
         def enter() -> None:
             with suppress(RuntimeError):  # CUDA's
-                lib.rc_trace_launch(self._host.handle, *facts, begin.time, end.time, launch.failed)
+                lib.rc_trace_launch(self._cpu.handle, *facts, begin.time, end.time, launch.failed)
 
         self._watch.when_ended(launch.number, enter, may_block=False)
 
 
 @contextmanager
-def traced_as_one(host: Transport, name: str, call: CollectiveCall) -> Iterator[None]:
+def traced_as_one(cpu: Transport, name: str, call: CollectiveCall) -> Iterator[None]:
     """Let the trace list one collective on a GPU in place of those on host memory that the block makes."""
-    facts, begin, failed = _facts(host, name, call), time.monotonic_ns(), True
-    check(lib.rc_trace_parts(host.handle, True))
+    facts, begin, failed = _facts(cpu, name, call), time.monotonic_ns(), True
+    check(lib.rc_trace_parts(cpu.handle, True))
     try:
         yield
         failed = False
     finally:
-        lib.rc_trace_parts(host.handle, False)
-        lib.rc_trace_launch(host.handle, *facts, begin, time.monotonic_ns(), failed)
+        lib.rc_trace_parts(cpu.handle, False)
+        lib.rc_trace_launch(cpu.handle, *facts, begin, time.monotonic_ns(), failed)
 
 
-def _facts(host: Transport, name: str, call: CollectiveCall) -> tuple[int, int, int, int]:
-    return COLLECTIVES[name].code, call.dtype, call.root, Blockwise(host.rank, host.size, name, call).joined
+def _facts(cpu: Transport, name: str, call: CollectiveCall) -> tuple[int, int, int, int]:
+    return COLLECTIVES[name].code, call.dtype, call.root, Blockwise(cpu.rank, cpu.size, name, call).joined

@@ -36,13 +36,13 @@ log = logging.getLogger("ringcomm")
 
 
 class Watch:
-    """The launches of one rank. `channel` is a group of its own, of the same ranks as `host`."""
+    """The launches of one rank. `channel` is a group of its own, of the same ranks as `cpu`."""
 
-    def __init__(self, host: LocalTransport, channel: LocalTransport, device: Device, arena: Arena, gpus: Any) -> None:
+    def __init__(self, cpu: LocalTransport, channel: LocalTransport, device: Device, arena: Arena, gpus: Any) -> None:
         self.gpus = gpus  # the rc_gpus
         self.exchanging = OwnedLock()  # of the channel, which one thread at a time uses
         self.lock = threading.RLock()  # guards all below
-        self._host, self._channel, self._device, self._arena = host, channel, device, arena
+        self._cpu, self._channel, self._device, self._arena = cpu, channel, device, arena
         self._control = arena.control
         self._process = os.getpid()
         self._launches: WeakValueDictionary[int, PendingLaunch] = WeakValueDictionary()
@@ -105,11 +105,11 @@ class Watch:
     def check_launch(self, number: int) -> None:
         """Raise the failure of the group if a launch has not succeeded: a kernel reports a failure before it ends."""
         if not lib.rc_gpus_ended(self.gpus, number) or (self._control.failed and number >= self._control.number):
-            self._host.check()
+            self._cpu.check()
 
     def check(self) -> None:
         """Raise the failure of the group, or one that no call has raised yet."""
-        self._host.check()
+        self._cpu.check()
         self.raise_unraised()
 
     def raise_unraised(self) -> None:
@@ -128,10 +128,10 @@ class Watch:
         """
         try:
             if self._control.failed and not failure_raised:
-                self._host.check()
+                self._cpu.check()
             self.raise_unraised()
         except RingcommError as error:
-            own_abort = isinstance(error, Aborted) and error.rank == self._host.rank
+            own_abort = isinstance(error, Aborted) and error.rank == self._cpu.rank
             return None if own_abort else error.with_traceback(None)
         return None
 
@@ -169,9 +169,9 @@ class Watch:
     def fail(self, error: RingcommError) -> None:
         """Abort the kernels and break the group."""
         self._control.abort = 1
-        error.rank = self._host.rank if error.rank is None else error.rank
+        error.rank = self._cpu.rank if error.rank is None else error.rank
         with suppress(RingcommError):  # it has failed before
-            self._host.fail(error)
+            self._cpu.fail(error)
 
     def _call(self, number: int) -> LaunchedCall:
         text, timeout, copied = ffi.new("char[]", DESCRIPTION_BYTES), ffi.new("double *"), ffi.new("int *")
@@ -191,11 +191,11 @@ class Watch:
             with self.exchanging:
                 self._mismatch(number, call)
         elif reason == "counts":
-            self.fail(counts_differ(self._host.rank, record.peer, call, self._device.name))
+            self.fail(counts_differ(self._cpu.rank, record.peer, call, self._device.name))
         elif reason == "aborted":
             record.abort = 1
         else:
-            self.fail(timed_out(self._host.rank, reason, record.peer, call, self._device.name))
+            self.fail(timed_out(self._cpu.rank, reason, record.peer, call, self._device.name))
 
     def _mismatch(self, number: int, call: LaunchedCall) -> None:
         """Fail the call, and reset the arenas so that the group can continue.

@@ -23,7 +23,7 @@ from ringcomm.transports.deadline import Deadline
 from ringcomm.transports.network.gpu_programs import OnGpus
 from ringcomm.transports.network.layout import HostLayout
 from ringcomm.transports.network.steps import RailCollective
-from ringcomm.transports.staging import Staging
+from ringcomm.transports.staged.staging import Staging
 from ringcomm.types import COLLECTIVES, CPU_DTYPES, premul_sum, reduction
 
 __all__ = ["HostsGpus"]

@@ -21,7 +21,7 @@ from ringcomm.transports.network.programs import program_of
 from ringcomm.transports.network.reconnect import Survivors
 from ringcomm.transports.network.steps import HostCollective, Program, Step
 from ringcomm.transports.shm import ShmTransport
-from ringcomm.transports.staging import Staging
+from ringcomm.transports.staged.staging import Staging
 from ringcomm.types import COLLECTIVES
 
 __all__ = ["Network", "NetworkTransport", "new_group_id"]

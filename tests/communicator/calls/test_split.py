@@ -167,5 +167,5 @@ def test_a_fact_that_is_too_long_to_exchange_is_refused(comm):
         with pytest.raises(
             ArgumentError, match="the arguments of split as JSON: expected at most 2048 bytes, got 3002"
         ):
-            comm._transport._host.all_gather_facts("split", "x" * 3000)
+            comm._transport._cpu.all_gather_facts("split", "x" * 3000)
     comm.barrier()

@@ -145,7 +145,7 @@ def test_close_waits_for_a_message_that_a_receive_has_returned(monkeypatch):
     finish, gate = messages.GpuMessages.finish, Gate()
 
     def finished(self):
-        if self._host.rank == 1:
+        if self._cpu.rank == 1:
             gate.open()
         finish(self)
 

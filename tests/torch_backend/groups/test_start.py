@@ -157,7 +157,7 @@ def test_a_rank_that_does_not_join_is_named_on_every_other(tmp_path):
 
 @harness.on(1, world="processes")
 def test_where_torch_serves_its_store_is_known(comm):  # noqa: ARG001
-    from ringcomm.bootstrap.torch_store import _address_of
+    from ringcomm.bootstrap.torch_start import _address_of
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
     for inner in (store, dist.PrefixStore("a group", dist.PrefixStore("a job", store))):

@@ -44,13 +44,13 @@ def chunk_of(
             got, got_bytes = [], 0  # the root has it
     else:
         source, target = memory_to_give(given_bytes), memory_to_get(got_bytes)
-    on_host = call._replace(
+    on_cpu = call._replace(
         source=ffi.cast("void *", source), target=ffi.cast("void *", target), count=part.length(blocks.count)
     )
     if call.counts != NULL:
         rows = [*blocks.rows, *(blocks.recv_rows if blocks.recv_rows is not blocks.rows else [])]
-        on_host = on_host._replace(counts=ffi.new("uint64_t[]", [*map(part.length, rows)]))
-    return Chunk(on_host, _copies(given, call.source, source, item), _copies(got, call.target, target, item), got_bytes)
+        on_cpu = on_cpu._replace(counts=ffi.new("uint64_t[]", [*map(part.length, rows)]))
+    return Chunk(on_cpu, _copies(given, call.source, source, item), _copies(got, call.target, target, item), got_bytes)
 
 
 class _Part(NamedTuple):

@@ -1,4 +1,4 @@
-"""Plans: collectives whose arguments are checked, and the three methods that are made from each."""
+"""The three methods that are made from each collective: blocking, nonblocking and persistent."""
 
 import inspect
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from ringcomm.mpi4py.base.integers import integral
 from ringcomm.mpi4py.requests.operations import DONE, PendingOperation, Persistent
 from ringcomm.mpi4py.requests.request import Prequest, Request
 
-__all__ = ["Plan", "forms"]
+__all__ = ["CheckedCollective", "forms"]
 
 
-class Plan(NamedTuple):
+class CheckedCollective(NamedTuple):
     """A collective whose arguments are checked.
 
     `start` takes whether to return at once, with a Work; `finish` takes the result of ringcomm's call.
@@ -24,7 +24,7 @@ class Plan(NamedTuple):
 
 
 def forms(
-    describe: Callable[..., Plan],
+    describe: Callable[..., CheckedCollective],
 ) -> tuple[Callable[..., None], Callable[..., Request], Callable[..., Prequest]]:
     """Return the blocking, the nonblocking and the persistent method."""
 
@@ -33,15 +33,15 @@ def forms(
     def blocking(self: Any, *args: Any, **kwargs: Any) -> None:
         context = self._object
         try:
-            plan = describe(context, *args, **kwargs)
-            result = plan.start(False)
-            if plan.finish:
-                plan.finish(result)
+            call = describe(context, *args, **kwargs)
+            result = call.start(False)
+            if call.finish:
+                call.finish(result)
         except FAILURES as error:
             context.fail(error)
 
-    def started(context: Any, plan: Plan) -> PendingOperation:
-        return PendingOperation(context, plan.start(True) or DONE, plan.finish)
+    def started(context: Any, call: CheckedCollective) -> PendingOperation:
+        return PendingOperation(context, call.start(True) or DONE, call.finish)
 
     @handled
     def nonblocking(self: Any, *args: Any, **kwargs: Any) -> Request:
@@ -53,8 +53,8 @@ def forms(
         context = self._object
         if args and isinstance(args[-1], Info):
             args = args[:-1]
-        plan = describe(context, *args, **kwargs)
-        return Prequest._of(Persistent(context, lambda: started(context, plan)))
+        call = describe(context, *args, **kwargs)
+        return Prequest._of(Persistent(context, lambda: started(context, call)))
 
     name = describe.__name__
     signature = inspect.signature(describe)

@@ -9,9 +9,8 @@ import numpy as np
 from ringcomm.mpi4py.base.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from ringcomm.mpi4py.base.errors import ERR_REQUEST, FAILURES
 from ringcomm.mpi4py.base.handles import Handle, constant
+from ringcomm.mpi4py.base.pickling import pickle
 from ringcomm.mpi4py.buffers.specification import received
-from ringcomm.mpi4py.calls.pickling import pickle
-from ringcomm.mpi4py.groups.context import NULL
 from ringcomm.mpi4py.requests.operations import Done, PendingOperation
 from ringcomm.mpi4py.requests.request import Request
 from ringcomm.mpi4py.requests.status import Status
@@ -77,7 +76,7 @@ class Message(Handle):
         """
         context, message = self._named.context, self._named.message
         if message is None:
-            started = PendingOperation(NULL, Done(FROM_PROC_NULL))
+            started = PendingOperation(context, Done(FROM_PROC_NULL))
         else:
             try:
                 data, finish = prepare(message.envelope.size)

@@ -1,4 +1,4 @@
-"""Reduction operations."""
+"""Operations of reductions: handles, and how arrays are combined."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -15,7 +15,10 @@ from ringcomm.mpi4py.datatypes.datatype import handle_of
 from ringcomm.mpi4py.datatypes.layout import Layout
 from ringcomm.types import DTYPES, OPS, reducible
 
+__all__ = ["OP_NULL", "Array", "Op", "Operation"]
+
 MAX_OPS = 32  # user-defined operations that mpi4py allows
+LOGICAL = ("land", "lor", "lxor")  # of booleans the same as those of bits
 
 Array = NDArray[Any]
 
@@ -151,50 +154,4 @@ def _laid_out(array: Array, layout: Layout, count: int) -> buffer:
     return data
 
 
-# --- Predefined operations --------------------------------------------------------------------------------------------
-
-LOGICAL = ("land", "lor", "lxor")  # of booleans the same as those of bits
-
-
-def _located(x: Any, y: Any, first: bool) -> Any:
-    """Return the pair whose value comes first; of equal values, that with the lower index."""
-    (u, i), (v, j) = x, y
-    if u == v:
-        return (v, j) if j < i else (u, i)
-    return (u, i) if first else (v, j)
-
-
-def _located_arrays(x: Array, y: Array, first: Any) -> Array:
-    lower = (x["value"] == y["value"]) & (y["index"] < x["index"])
-    return np.where(first(y["value"], x["value"]) | lower, y, x)
-
-
-def _predefine(name: str, call: Any, arrays: Any, kinds: str, commutative: bool = True) -> Op:
-    handle: Op = constant(name, Op._of(Operation(name, call, arrays, kinds, commutative)))
-    return handle
-
-
 OP_NULL: Op = constant("OP_NULL", Op())
-MAX = _predefine("MAX", lambda x, y: y if y > x else x, np.maximum, "biuf")
-MIN = _predefine("MIN", lambda x, y: y if y < x else x, np.minimum, "biuf")
-SUM = _predefine("SUM", lambda x, y: x + y, np.add, "biufc")
-PROD = _predefine("PROD", lambda x, y: x * y, np.multiply, "biufc")
-LAND = _predefine("LAND", lambda x, y: bool(x) & bool(y), np.logical_and, "biu")
-BAND = _predefine("BAND", lambda x, y: x & y, np.bitwise_and, "biu")
-LOR = _predefine("LOR", lambda x, y: bool(x) | bool(y), np.logical_or, "biu")
-BOR = _predefine("BOR", lambda x, y: x | y, np.bitwise_or, "biu")
-LXOR = _predefine("LXOR", lambda x, y: bool(x) ^ bool(y), np.logical_xor, "biu")
-BXOR = _predefine("BXOR", lambda x, y: x ^ y, np.bitwise_xor, "biu")
-MAXLOC = _predefine(
-    "MAXLOC", lambda x, y: _located(x, y, x[0] > y[0]), lambda x, y: _located_arrays(x, y, np.greater), "V"
-)
-MINLOC = _predefine(
-    "MINLOC", lambda x, y: _located(x, y, x[0] < y[0]), lambda x, y: _located_arrays(x, y, np.less), "V"
-)
-REPLACE = _predefine("REPLACE", lambda x, y: y, lambda x, y: y, "biufcV", False)
-NO_OP = _predefine("NO_OP", lambda x, y: x, lambda x, y: x, "biufcV", False)
-
-__all__ = [
-    *("BAND", "BOR", "BXOR", "LAND", "LOR", "LXOR", "MAX", "MAXLOC", "MIN", "MINLOC", "NO_OP", "OP_NULL", "PROD"),
-    *("REPLACE", "SUM", "Op"),
-]

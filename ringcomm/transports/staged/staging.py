@@ -19,9 +19,9 @@ from ringcomm.machine.threads import OwnedLock
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.calls import CollectiveCall
-from ringcomm.transports.chunks import Chunk, chunk_of
 from ringcomm.transports.contract import Transport
 from ringcomm.transports.deadline import Deadline
+from ringcomm.transports.staged.chunks import Chunk, chunk_of
 from ringcomm.types import COLLECTIVES, DTYPES, reduction
 
 __all__ = ["Staging"]
@@ -136,17 +136,17 @@ class Staging:
 
     def collective(
         self,
-        host: Transport,
+        cpu: Transport,
         name: str,
         call: CollectiveCall,
         timeout: float,
         agreed: bool = False,
         divide: Divide | None = None,
     ) -> None:
-        """Do a collective of `host` whose arrays are on the GPU. `agreed`: the ranks have compared their calls."""
-        blocks = Blockwise(host.rank, host.size, name, call)
-        deadline = Deadline(host.timeout if timeout < 0 else timeout)
-        number = self._number_of_chunks(host, call, blocks, deadline, agreed)
+        """Do a collective of `cpu` whose arrays are on the GPU. `agreed`: the ranks have compared their calls."""
+        blocks = Blockwise(cpu.rank, cpu.size, name, call)
+        deadline = Deadline(cpu.timeout if timeout < 0 else timeout)
+        number = self._number_of_chunks(cpu, call, blocks, deadline, agreed)
         try:
             later = self._download(blocks, call, 0, number)
             for i in range(number):
@@ -155,7 +155,7 @@ class Staging:
                     later = self._download(blocks, call, i + 1, number)
                 self._stop()
                 self._wait(event, self._stop)
-                host.fused[name](_part(chunk.call) if i + 1 < number else chunk.call, deadline.left())
+                cpu.fused[name](_part(chunk.call) if i + 1 < number else chunk.call, deadline.left())
                 if divide and chunk.got:
                     divide(chunk.call.target, chunk.got_bytes // blocks.item)
                 self._upload(chunk, slot)
@@ -164,7 +164,7 @@ class Staging:
                 self._wait(slot.event)
 
     def _number_of_chunks(
-        self, host: Transport, call: CollectiveCall, blocks: Blockwise, deadline: Deadline, agreed: bool
+        self, cpu: Transport, call: CollectiveCall, blocks: Blockwise, deadline: Deadline, agreed: bool
     ) -> int:
         """Return the number of chunks, the same on all ranks."""
         by_pairs = blocks.recv_rows is not blocks.rows  # each pair of ranks knows its counts only
@@ -172,11 +172,11 @@ class Staging:
         number = max(1, -(-elements * blocks.item // CHUNK_BYTES))
         if not agreed and (number > 1 or by_pairs):
             whole = call._replace(source=ffi.cast("void *", call.source), target=ffi.cast("void *", call.target))
-            check(lib.rc_agree_on_gpus(host.handle, COLLECTIVES[blocks.name].code, (whole,), deadline.left()))
+            check(lib.rc_agree_on_gpus(cpu.handle, COLLECTIVES[blocks.name].code, (whole,), deadline.left()))
         if by_pairs:
             most = np.array([number], np.uint64)
             data, dtype, op = ffi.from_buffer(most), DTYPES["uint64"], reduction("max")[0]
-            host.fused["all_reduce"](_part(CollectiveCall(data, data, 1, dtype, op)), deadline.left())
+            cpu.fused["all_reduce"](_part(CollectiveCall(data, data, 1, dtype, op)), deadline.left())
             number = int(most[0])
         return number
 

@@ -1,0 +1,1 @@
+"""Operations of reductions, predefined and of the program."""
