@@ -163,7 +163,7 @@ def test_a_failure_of_one_segment_leaves_later_ones_symmetric(world):
     first, second = taken(), taken()
     comm.all_reduce(emulated.array(np.ones(1)))
     found = comm._transport._group._buffers.segments
-    for step in "write", "_publish":
+    for number, step in enumerate(("write", "_publish"), 1):
         with pytest.MonkeyPatch.context() as patch:
             if comm.rank == 1:
                 fails = Mock(side_effect=RuntimeError("CUDA has failed"))
@@ -173,7 +173,7 @@ def test_a_failure_of_one_segment_leaves_later_ones_symmetric(world):
             if comm.rank == 1:
                 until(lambda: fails.called, step)  # noqa: B023
             else:
-                until(lambda: len(buffers(comm)) == len(found._buffers), "the buffer of the others")
+                until(lambda: len(buffers(comm)) == number, "the buffer of the others")  # noqa: B023
             comm.barrier()
     assert len(buffers(comm)) == (0 if comm.rank == 1 else 2)
     share(comm, first)
