@@ -12,8 +12,10 @@ namespace ringcomm {
 namespace {
 
 // The abort of a rank that a mismatch made leave: its peers may still be in that call, and raise the mismatch there.
+// Its message has that of the mismatch, perhaps cut, whose first line names the call.
 Failure after_mismatch(const Failure& abort, const Failure& mismatch) {
-    const char* const begin = strstr(abort.error.message, mismatch.error.message);
+    const std::string text = mismatch.error.message;
+    const char* const begin = strstr(abort.error.message, text.substr(0, text.find('\n')).c_str());
     if (!begin) return abort;  // it left for another reason
     rc_error error = mismatch.error;
     error.code = RC_ABORTED;
