@@ -5,7 +5,7 @@
 // parent. The root has everything then, makes the result, and relays it down. So it is the result of the path one-shot,
 // bit by bit.
 //
-// The tree is a short cut that no rank depends on: every rank has published its start record, and what it gives, as
+// The tree is a shortcut that no rank depends on: every rank has published its start record, and what it gives, as
 // for one-shot. A rank whose turn in the tree does not come in time (rc_tuning.tree_wait_ns), because another one
 // computes, is late, or calls something else, reads the records of all, and finishes or fails by them. Then so do the
 // ranks that would have waited for it.

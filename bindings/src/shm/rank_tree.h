@@ -1,9 +1,9 @@
-// The tree through which many ranks of one machine pass small data (collectives/tree.cpp): ranks that share a cache
-// under one of them, these under one of their NUMA node, these under the root; no rank over more than FANOUT others of
-// a level.
+// The tree through which many ranks of one machine pass small data (collectives/tree.cpp). Ranks that share a cache
+// form a group with a leader, the leaders of a NUMA node the next one, and the leaders of the nodes the last; a larger
+// group is divided into groups of FANOUT.
 //
-// Open MPI's XHC builds such hierarchies: Katevenis, Sandstrom et al., "A framework for hierarchical single-copy MPI
-// collectives on multicore nodes", IEEE CLUSTER 2022.
+// Open MPI's XHC builds such hierarchies: Katevenis, Ploumidis and Marazakis, "A framework for hierarchical single-copy
+// MPI collectives on multicore nodes", IEEE Cluster 2022.
 #pragma once
 
 #include <vector>
