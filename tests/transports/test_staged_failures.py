@@ -145,9 +145,8 @@ def test_a_closed_communicator_takes_no_call(comm):
     comm.close()
 
 
-def check_close_in_the_middle(comm, monkeypatch):
+def check_close_in_the_middle(comm, monkeypatch, have_left):
     comm.all_reduce(large())
-    comm.barrier()
     copy, inside = Device.copy, threading.local()
 
     def closing(device, *arguments):
@@ -157,7 +156,7 @@ def check_close_in_the_middle(comm, monkeypatch):
         copy(device, *arguments)
 
     monkeypatch.setattr(Device, "copy", closing) if comm.rank == 0 else None
-    comm.barrier()
+    have_left.wait(harness.OPERATION)
     inside.here = comm.rank == 0
     error = raised(RingcommError, lambda: comm.all_reduce(large()))
     assert "rank 0" in str(error) or "closed" in str(error)
@@ -166,44 +165,51 @@ def check_close_in_the_middle(comm, monkeypatch):
 
 @on_hosts
 def test_a_signal_handler_may_close_in_the_middle_of_a_call(layout, monkeypatch):
-    run_on(layout, check_close_in_the_middle, monkeypatch)
+    run_on(layout, check_close_in_the_middle, monkeypatch, threading.Barrier(len(layout)))
 
 
 def check_interrupt(comm, interrupted):
     comm.all_reduce(large())
-    interrupted.on.here = comm.rank == 1
+    interrupted.fail(comm.rank == 1)
     error = raised((KeyboardInterrupt, Aborted), lambda: comm.all_reduce(large()))
     assert type(error) is KeyboardInterrupt or "rank 1 was interrupted by a signal" in str(error)
-    interrupted.on.here = False
+    interrupted.here.fails = False
     raised(Aborted, comm.barrier)
 
 
 @on_hosts
 def test_an_interrupt_in_a_call_reaches_all_ranks(layout, monkeypatch):
-    run_on(layout, check_interrupt, Broken(monkeypatch, "copy", (KeyboardInterrupt, "")))
+    run_on(layout, check_interrupt, Broken(monkeypatch, layout, "copy", (KeyboardInterrupt, "")))
 
 
 class Broken:
-    """A method of the device that fails on one rank, once the GPUs are connected."""
+    """A method of the device that fails on one rank, once the GPUs are connected.
 
-    def __init__(self, monkeypatch, name, error):
-        self.on, method = threading.local(), getattr(Device, name)
+    All must have left the calls before: the failure would end these too.
+    """
+
+    def __init__(self, monkeypatch, layout, name, error):
+        self.here, method = threading.local(), getattr(Device, name)
+        self.have_left = threading.Barrier(len(layout))
 
         def broken(device, *arguments):
-            if getattr(self.on, "here", False):
+            if getattr(self.here, "fails", False):
                 raise error[0](error[1])  # an instance would keep its frames, and the communicator
             return method(device, *arguments)
 
         monkeypatch.setattr(Device, name, broken)
 
+    def fail(self, here):
+        self.have_left.wait(harness.OPERATION)
+        self.here.fails = here
+
 
 def check_broken(comm, broken, kind, text):
     comm.all_reduce(emulated.array(np.ones(1)))
-    comm.barrier()
-    broken.on.here = comm.rank == 1
+    broken.fail(comm.rank == 1)
     for _ in range(2):
         assert text in str(raised(kind, lambda: comm.all_gather(large())))
-    broken.on.here = False
+    broken.here.fails = False
 
 
 ILLEGAL = RuntimeError, "an illegal memory access was encountered"
@@ -219,7 +225,7 @@ FAILURES = [
 )
 @on_hosts
 def test_what_fails_on_one_gpu_is_raised_on_all(layout, name, error, kind, text, monkeypatch):
-    run_on(layout, check_broken, Broken(monkeypatch, name, error), kind, text)
+    run_on(layout, check_broken, Broken(monkeypatch, layout, name, error), kind, text)
 
 
 def test_the_first_error_of_dropped_calls_is_kept():
