@@ -87,6 +87,16 @@ def until_broken(comm):
     return until(broken, "a failure")
 
 
+def until_others_have_left(comm, rank):
+    """Return on `rank` once the others have left their calls before: what it does next would end those, too."""
+    if comm.rank != rank:
+        comm.send(np.empty(0), rank)
+        return
+    for other in range(comm.size):
+        if other != rank:
+            comm.recv(np.empty(0), other)
+
+
 def check_usable(comm):
     """Use both slots of a start record, one and several chunks, and point-to-point messages."""
     total = comm.size * (comm.size + 1) / 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import harness
-from harness.failures import PROMPT, check_usable, outcomes, raised, survivors_of, until_waiting
+from harness.failures import PROMPT, check_usable, outcomes, raised, survivors_of, until_others_have_left, until_waiting
 from harness.jobs import run_job
 from ringcomm import PeerLost
 
@@ -141,12 +141,12 @@ def lose_in_groups(comm, victim):
     neighbors = comm.split(comm.rank // 2)
     whole = comm.split(0)
     survivors = comm.split(None if comm.rank == victim else 0)
-    comm.barrier()
+    until_others_have_left(comm, victim)
     if comm.rank == victim:
         os.kill(os.getpid(), signal.SIGKILL)
     if comm.rank // 2 != victim // 2:
         check_usable(neighbors)
-    survivors.barrier()
+    until_others_have_left(survivors, survivors.size - 1)
     if comm.rank // 2 == victim // 2:
         error = raised(PeerLost, neighbors.barrier)
         assert error.rank == (victim if error.group else victim % 2)  # the others may have noticed first, for the world

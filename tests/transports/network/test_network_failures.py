@@ -16,7 +16,16 @@ import test_peer_lost as deaths
 import harness
 from cases.between_hosts import on_layouts, run_on
 from cases.failures_between_hosts import LARGE, SHORT, abort, be_late, wait_for_a_message, wait_for_works
-from harness.failures import PROMPT, check_usable, lines_of, outcomes, raised, survivors_of, until_broken
+from harness.failures import (
+    PROMPT,
+    check_usable,
+    lines_of,
+    outcomes,
+    raised,
+    survivors_of,
+    until_broken,
+    until_others_have_left,
+)
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Config, MismatchError, PeerLost
 from ringcomm.bootstrap.start_errors import format_ranks
 from ringcomm.bootstrap.store import HashStore
@@ -85,7 +94,7 @@ def test_a_death_on_another_host_ends_the_wait_for_a_late_rank_of_this_host():
 
 def lose_in_the_other_group(comm, victim):
     group = comm.split(comm.rank % 4 // 2)
-    comm.barrier()
+    until_others_have_left(comm, victim)
     if comm.rank == victim:
         os.kill(os.getpid(), signal.SIGKILL)
     if comm.rank % 4 // 2 == victim % 4 // 2:

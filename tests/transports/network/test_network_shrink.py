@@ -191,26 +191,9 @@ def test_a_process_may_have_more_descriptors_than_select_takes():
 
 @pytest.mark.slow
 def test_pending_calls_end():
-    found, seconds = survivors_on("011", with_pending_calls)
+    found, seconds = survivors_on("011", shrinking.with_pending_calls)
     assert found == {0: (0, 2), 2: (1, 2)}
     assert seconds < PROMPT
-
-
-def with_pending_calls(comm):
-    x, y = np.ones(1 << 20), np.ones(10)
-    if comm.rank == 1:
-        time.sleep(0.2)
-        shrinking.die()
-    works = [comm.all_reduce(x, async_op=True) for _ in range(3)]
-    received = comm.recv(y, 1, async_op=True)
-    shrunk = comm.shrink()  # without any call that would have raised
-    for work in (*works, received):
-        raised(RingcommError, work.wait)
-    x[:] = y[:] = 7
-    result = shrinking.used(shrunk, comm)
-    assert (x == 7).all()
-    assert (y == 7).all()
-    return result
 
 
 @pytest.mark.slow
