@@ -120,10 +120,10 @@ def messages(comm: ringcomm.Communicator) -> dict[str, float]:
             comm.recv(out, other)
 
         def batch(given: Any = ((x, out), (y, in_))) -> None:
-            comm._transport.coalesce_messages(True)
+            comm._router.coalesce_messages(True)
             works = [comm.send(x, other, async_op=True) for x, _ in given]
             works += [comm.recv(out, other, async_op=True) for _, out in given]
-            comm._transport.coalesce_messages(False)
+            comm._router.coalesce_messages(False)
             for work in works:
                 work.wait()
 

@@ -26,7 +26,7 @@ from ringcomm.trace.recorder import MARK_BYTES, group_id, record, record_if_aske
 from ringcomm.transports.calls import CollectiveCall, Startable, TransferCall
 from ringcomm.transports.contract import Transport
 from ringcomm.transports.messages import Messages
-from ringcomm.transports.routing import RoutingTransport
+from ringcomm.transports.routing import ArrayRouter
 from ringcomm.types import COLLECTIVES, PremulSum, reduction
 from ringcomm.work import Work
 
@@ -37,7 +37,7 @@ log = logging.getLogger("ringcomm")
 Op = str | PremulSum
 ANY = -1  # the peer of a recv from any source
 
-open_transports: set[RoutingTransport] = set()  # of this process
+open_transports: set[Transport] = set()  # of this process
 failure_observers.append(lambda error: dump_if_asked(open_transports, error))
 
 
@@ -67,29 +67,27 @@ class Communicator:
 
     def __init__(self, transport: Transport, job: "ElasticJob | None" = None, place: Place | None = None) -> None:
         """`place`: that of this process in the job; None: a job begins with this communicator."""
-        self._transport = routing = RoutingTransport(transport)
+        self._transport, self._router = transport, ArrayRouter(transport)
         self._job = job
-        self.rank = routing.rank
-        self.size = routing.size
-        self.timeout = routing.timeout
-        self._shapes = Shapes(routing.rank, routing.size)
-        self._fused = routing.fused
-        self.fast_path = routing.fast_path
-        self._pending = PendingCalls(routing)
-        open_transports.add(routing)
+        self.rank, self.size, self.timeout = transport.rank, transport.size, transport.timeout
+        self._shapes = Shapes(self.rank, self.size)
+        self._fused = self._router.fused
+        self.fast_path = transport.fast_path
+        self._pending = PendingCalls(transport)
+        open_transports.add(transport)
         # Runs once: from close(), when the communicator is collected, or at exit. Then no memory of pending calls is in
         # use any more.
-        self._close = weakref.finalize(self, _close, routing, self._pending)
+        self._close = weakref.finalize(self, _close, transport, self._router, self._pending)
         try:
-            self._place = place or Place(self.rank, self.size, job=group_id(routing.handle))
-            record_if_asked(routing.handle, self.rank, self.size, self._place)
+            self._place = place or Place(self.rank, self.size, job=group_id(transport.handle))
+            record_if_asked(transport.handle, self.rank, self.size, self._place)
         except RingcommError:
             self.close()
             raise
 
     def __repr__(self) -> str:
         state = "" if self._close.alive else ", closed"
-        return f"<ringcomm.Communicator rank {self.rank} of {self.size}, {self._transport.name}{state}>"
+        return f"<ringcomm.Communicator rank {self.rank} of {self.size}, {self._router.name}{state}>"
 
     def __enter__(self) -> Self:
         return self
@@ -250,7 +248,7 @@ class Communicator:
         sent = TransferCall(lib.RC_SEND, *memory, self._peer("peer", peer), *_options(tag, timeout))
         if async_op:
             return self._start_transfer(sent, x)
-        self._transport.transfer(sent)
+        self._router.transfer(sent)
         return None
 
     def recv(
@@ -271,7 +269,7 @@ class Communicator:
             return self.started(done, x) if async_op else done
         memory, kind = ADAPTERS[type(x)].memory(x, True), lib.RC_RECV_AT_MOST if at_most else lib.RC_RECV
         received = TransferCall(kind, *memory, self._source("peer", peer), *_options(tag, timeout))
-        return self._start_transfer(received, x) if async_op else self._transport.transfer(received)
+        return self._start_transfer(received, x) if async_op else self._router.transfer(received)
 
     def sendrecv(
         self,
@@ -295,7 +293,7 @@ class Communicator:
             check_disjoint(given, got)  # the two native calls cannot compare their memory
             works = self._start_transfer(sent, x), self._start_transfer(received, out)
             return PendingWork(SendRecvPending, works, _source, (x, out), self._pending)
-        return self._transport.exchange(sent, received)
+        return self._router.exchange(sent, received)
 
     @cached_property
     def messages(self) -> Messages:
@@ -333,7 +331,7 @@ class Communicator:
         Ranks that are in no group call it too, with color None, and get None. The new communicator inherits the
         timeout and stays usable after this one is closed. Raises MemoryShortage on every rank if one has too little.
         """
-        transport = self._transport.split(None if color is None else integer("color", color), integer("key", key))
+        transport = self._router.split(None if color is None else integer("color", color), integer("key", key))
         return None if transport is None else Communicator(transport, place=self._place)
 
     def shrink(self, *, timeout: float | None = None) -> "Communicator":
@@ -370,7 +368,7 @@ class Communicator:
         if self._job is None:
             raise ArgumentError("grow needs a communicator of all ranks, started with ringcomm run --respawn")
         with self._transport.recorded("grow"):
-            grown = self._job.grow(self._transport, self.timeout if timeout is None else seconds(timeout))
+            grown = self._job.grow(self, self.timeout if timeout is None else seconds(timeout))
         if grown is None:
             return self
         self._close_replaced()
@@ -386,9 +384,9 @@ class Communicator:
         lengths = check_shape(shape, kind.itemsize)
         description, size = f"empty({lengths}, {kind.name}, {device})", prod(lengths) * kind.itemsize
         if device == "host":
-            return np.ndarray(lengths, kind, self._transport.allocate(description, size))
+            return np.ndarray(lengths, kind, self._router.allocate(description, size))
         target: Device = find_device(device)
-        return target.array(self._transport.allocate_on(target, description, size), lengths, kind)
+        return target.array(self._router.allocate_on(target, description, size), lengths, kind)
 
     def shared_arrays(self) -> AbstractContextManager[None]:
         """Return a block in which NumPy's arrays of 64 KiB and more live in memory that the peers access directly. ::
@@ -459,7 +457,7 @@ class Communicator:
         self._pending.release_ended()
         closed = True  # also where it raises, because messages are lost, or the error of a dropped work is
         try:
-            closed = self._transport.close()
+            closed = self._router.close()
         finally:
             if closed:
                 self._close()
@@ -469,16 +467,16 @@ class Communicator:
     def check(self) -> None:
         """Raise the first failure of the communicator, if any, else a mismatch that no call has raised yet."""
         self._pending.release_ended()
-        self._transport.check()
+        self._router.check()
         self._transport.check_calls()
-        self._transport.check_dropped()
+        self._router.check_dropped()
 
     def synchronize(self) -> None:
         """Wait until the launched calls on GPU arrays have ended, and raise the first failure, if any.
 
         Not collective. What a replay of a CUDA graph does is not waited for, but its failure is raised, too.
         """
-        self._transport.synchronize()
+        self._router.synchronize()
         self.check()
 
     def report(self, calls: int = 3) -> str:
@@ -545,7 +543,7 @@ class Communicator:
     def _queue(self, collective: str, result: Any, *arrays: Any) -> Callable[..., Work]:
         def start(call: CollectiveCall, timeout: float) -> Work:
             queued = collective, call, timeout
-            return PendingWork(self._transport.start, queued, lambda _: result, arrays, self._pending)
+            return PendingWork(self._router.start, queued, lambda _: result, arrays, self._pending)
 
         return start
 
@@ -557,7 +555,7 @@ class Communicator:
 
     def _start_transfer(self, transfer: TransferCall, x: Any) -> Work:
         result = _nothing if transfer.kind == lib.RC_SEND else _source
-        return PendingWork(self._transport.start_transfer, (transfer,), result, x, self._pending)
+        return PendingWork(self._router.start_transfer, (transfer,), result, x, self._pending)
 
     def _peer(self, what: str, rank: int) -> int:
         if type(rank) is not int:
@@ -573,8 +571,8 @@ class Communicator:
 class ElasticJob(Protocol):
     """A job whose launcher restarts lost ranks, as one of its ranks sees it: see elastic.py."""
 
-    def grow(self, transport: RoutingTransport, timeout: float) -> Communicator | None:
-        """Return the communicator of all, `transport` being that of the members; None if no rank has joined."""
+    def grow(self, comm: Communicator, timeout: float) -> Communicator | None:
+        """Return the communicator of all, `comm` being that of the members; None if no rank has joined."""
         ...
 
     def resume(self, comm: Communicator, left_out_pids: Sequence[int]) -> None:
@@ -584,10 +582,10 @@ class ElasticJob(Protocol):
         """Note that this communicator is closed: if it is the last one, this rank cannot call `grow` any more."""
 
 
-def _close(transport: RoutingTransport, pending: PendingCalls) -> None:
+def _close(transport: Transport, router: ArrayRouter, pending: PendingCalls) -> None:
     try:
         pending.release_ended()
-        transport.close()
+        router.close()
     finally:
         pending.clear()
         transport.fast_path.release_ended()

@@ -13,7 +13,6 @@ from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError
 from ringcomm.transports.choice import choose_transport
-from ringcomm.transports.routing import RoutingTransport
 
 __all__ = ["ElasticRank"]
 
@@ -50,12 +49,13 @@ class ElasticRank:
             with suppress(PeerLost, CollectiveTimeout, Aborted):
                 return self._connect_as_planned(plan)
 
-    def grow(self, transport: RoutingTransport, timeout: float) -> Communicator | None:
+    def grow(self, comm: Communicator, timeout: float) -> Communicator | None:
         """See Communicator.grow."""
         if not self.place.max_restarts:
             raise ArgumentError("grow: nothing restarts a lost rank; use ringcomm run --respawn N, with N of 1 or more")
-        transport.check()  # an earlier failure keeps its description
-        facts: list[tuple[int, float]] = transport.all_gather_facts("grow", [self.place.rank, timeout])
+        router = comm._router
+        router.check()  # an earlier failure keeps its description
+        facts: list[tuple[int, float]] = router.all_gather_facts("grow", [self.place.rank, timeout])
         members = [rank for rank, _ in facts]
         missing = {*range(self.place.size)} - {*members}
         if not missing:
@@ -64,17 +64,17 @@ class ElasticRank:
 
         def publish() -> str | None:
             """Publish the plan, too long for a fact, if any rank has joined; return the job of the grown group."""
-            if transport.rank:
+            if comm.rank:
                 return None
             # If a member is lost the others leave `grow`, and this rank must not stay in it.
-            plan = self._membership.plan(members, missing, timeout, transport.check)
+            plan = self._membership.plan(members, missing, timeout, router.check)
             return plan["job"] if len(plan["ranks"]) > len(members) else None
 
-        patience = transport.timeout + (timeout if transport.rank else 0.0)
-        job = transport.run_on_all("grow", publish, patience)[0]
+        patience = comm.timeout + (timeout if comm.rank else 0.0)
+        job = router.run_on_all("grow", publish, patience)[0]
         if not job:
             return None
-        plan = self._membership.find_plan(job, transport.check)
+        plan = self._membership.find_plan(job, router.check)
         try:
             return self._connect_as_planned(plan)
         except RingcommError as error:

@@ -9,7 +9,7 @@ from ringcomm.callbacks import call_back
 from ringcomm.errors import Aborted, RingcommError
 from ringcomm.native import seconds
 from ringcomm.transports.calls import Pending, StreamPending
-from ringcomm.transports.routing import RoutingTransport
+from ringcomm.transports.contract import Transport
 from ringcomm.work import Work
 
 __all__ = ["PendingCalls", "PendingWork", "SendRecvPending"]
@@ -126,7 +126,7 @@ class SendRecvPending:
 class PendingCalls:
     """Keeps the works of a communicator alive while the library may access their memory."""
 
-    def __init__(self, transport: RoutingTransport) -> None:
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._works: set[PendingWork] = set()
         self._sweep_at = 16

@@ -65,12 +65,12 @@ class Coalescing:
 
     def _start_coalescing(self, device: object = None) -> None:  # noqa: ARG002 (as c10d calls it)
         self._coalesced = []
-        self.comm._transport.coalesce_messages(True)
+        self.comm._router.coalesce_messages(True)
 
     def _stop_coalescing(self) -> list[TorchWork]:
         works, self._coalesced = self._coalesced, None
         if works is not None:
-            self.comm._transport.coalesce_messages(False)
+            self.comm._router.coalesce_messages(False)
         return works or []
 
     def _end_coalescing(self, device: object = None) -> TorchWork:  # noqa: ARG002 (as c10d calls it)

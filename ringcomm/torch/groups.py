@@ -110,7 +110,7 @@ class Splitting:
     def _compare_parts(self, ranks: Sequence[int]) -> None:
         """Raise MismatchError on all ranks unless each of `ranks`, the part of this one, is in the same part."""
         part = hashlib.sha256(repr(sorted(ranks)).encode()).hexdigest()
-        parts = [tuple(fact) for fact in self.comm._transport.all_gather_facts("split", [part, len(ranks)])]
+        parts = [tuple(fact) for fact in self.comm._router.all_gather_facts("split", [part, len(ranks)])]
         named = Counter(parts)
         for rank, (part, size) in enumerate(parts):
             if size and (found := named[part, size]) != size:

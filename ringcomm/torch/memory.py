@@ -84,7 +84,7 @@ class TensorMemory:
         return self._pools[device]
 
     def _share(self, device: torch.device, addresses: list[int]) -> None:
-        self.comm._transport.share_segments(_gpu(device), addresses)
+        self.comm._router.share_segments(_gpu(device), addresses)
 
 
 def _has_pools() -> bool:

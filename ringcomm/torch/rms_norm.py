@@ -52,7 +52,7 @@ def all_reduce_rms_norm(
             )
             norm = RmsNorm(added, scale, result, x.shape[-1], eps)
             call = CollectiveCall(given, target, count, dtype)
-            if comm._transport.all_reduce_rms_norm(pointer.device, call, norm):
+            if comm._router.all_reduce_rms_norm(pointer.device, call, norm):
                 return output, total
         comm.all_reduce(x, out=total)
         total += residual

@@ -1,6 +1,7 @@
 """Which transport connects the ranks of a job."""
 
 from importlib import import_module
+from importlib.metadata import entry_points
 from pkgutil import iter_modules
 from typing import cast
 
@@ -11,6 +12,8 @@ from ringcomm.errors import ArgumentError, refuse, unknown
 from ringcomm.transports.contract import TransportModule
 
 __all__ = ["choose_transport", "find_transports"]
+
+ENTRY_POINTS = "ringcomm.transports"  # the group in which other packages name theirs
 
 
 def find_transports() -> dict[str, TransportModule]:
@@ -23,10 +26,12 @@ def find_transports() -> dict[str, TransportModule]:
 def choose_transport(place: Place, config: Config) -> TransportModule:
     """Return the transport of the settings, or else the usual one; refuse one that does not serve this place."""
     known, name = find_transports(), config.transport
+    others = entry_points(group=ENTRY_POINTS) if name not in (None, *known) else ()
+    known |= {each.name: each.load() for each in others if each.name == name}
     serving = [each for each, module in known.items() if module.serves(place)]
     where = f"launcher: {place.launcher}, {'several hosts' if place.hosts else 'one host'}"
     if name not in (None, *known):
-        raise unknown("transport", name, known)
+        raise unknown("transport", name, [*known, *(each.name for each in others)])
     if not serving:
         raise ArgumentError(
             f"no transport connects the ranks of this job ({where}); start them with ringcomm run, mpirun or srun"

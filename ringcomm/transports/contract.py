@@ -42,7 +42,10 @@ FACT_BYTES = 2048  # of a fact in `all_gather_facts`: the same on all ranks, and
 
 
 class TransportModule(Protocol):
-    """A module or package of ringcomm.transports that `Config(transport=…)` can name."""
+    """A module or package that `Config(transport=…)` can name: of ringcomm.transports, or by an entry point of another.
+
+    Another package names it in the group "ringcomm.transports" of its entry points.
+    """
 
     NEEDS_STORE: bool  # False: the ranks connect without a store, and `connect` gets None
 

@@ -24,34 +24,32 @@ from ringcomm.transports.cuda.messages import GpuMessages
 from ringcomm.transports.staged.calls import StagedCalls
 from ringcomm.types import COLLECTIVES
 
-__all__ = ["RoutingTransport"]
+__all__ = ["ArrayRouter"]
 
 log = logging.getLogger("ringcomm")
 
 
-class RoutingTransport:
-    """One rank's end of a group; `cpu` is the transport for host memory."""
+class ArrayRouter:
+    """The calls of a communicator that depend on where an array is; all others it makes to its transport directly.
+
+    Attributes:
+        name: That of the transport, and how the GPUs are connected, once they are.
+        fused: As those of the transport, for arrays in host memory and on GPUs.
+    """
 
     def __init__(self, cpu: Transport) -> None:
-        self.name, self.rank, self.size, self.timeout = cpu.name, cpu.rank, cpu.size, cpu.timeout
-        self.handle, self.fast_path = cpu.handle, cpu.fast_path
-        self.fail, self.path, self.report, self.rank_reports = cpu.fail, cpu.path, cpu.report, cpu.rank_reports
-        self.recorded, self.shrink, self.shared_arrays = cpu.recorded, cpu.shrink, cpu.shared_arrays
-        self.confirm, self.check_calls = cpu.confirm, cpu.check_calls
+        """`cpu`: the transport, for host memory."""
         self._cpu = cpu
+        self.name = cpu.name
         self.fused: Mapping[str, Fused] = {name: self._fused(name) for name in COLLECTIVES}
         self._group: CudaGroup | None = None
         self._gpu_messages: GpuMessages | None = None
         self._coalesces_messages = False
         self._unraised: RingcommError | None = None  # for the end of close()
-        self._local = cpu.as_local  # None once its GPUs prove unable to access each other
+        self._local: LocalTransport | None = cpu.as_local  # None once its GPUs prove unable to access each other
         self._connecting = threading.Lock()
         self._staged = StagedCalls(cpu)
         self._has_launches = False  # whether a barrier must wait for launches
-
-    @property
-    def as_local(self) -> LocalTransport | None:
-        return self._cpu.as_local
 
     # --- Collectives --------------------------------------------------------------------------------------------------
 
@@ -88,7 +86,7 @@ class RoutingTransport:
         source, target = (pointer.address if isinstance(pointer, Pointer) else 0 for pointer in call[:2])
         on_gpu = call._replace(source=ffi.cast("void *", source), target=ffi.cast("void *", target))
         if not self._group:
-            check(lib.rc_check_collective(self.rank, self.size, COLLECTIVES[name].code, [on_gpu], 1))
+            check(lib.rc_check_collective(self._cpu.rank, self._cpu.size, COLLECTIVES[name].code, [on_gpu], 1))
         group = self._connect_gpus(device)
         if group is None:
             call = call._replace(source=source, target=target)
@@ -110,7 +108,7 @@ class RoutingTransport:
         with self._connecting:
             if self._group is None and device.capturing():
                 text = "the first collective on GPUs, and calls staged in host memory, cannot be captured"
-                raise ArgumentError(f"{text} into a CUDA graph", rank=self.rank)
+                raise ArgumentError(f"{text} into a CUDA graph", rank=self._cpu.rank)
             if self._group is None and self._local:
                 try:
                     self._group = CudaGroup(self._local, device)
@@ -118,7 +116,7 @@ class RoutingTransport:
                     self.name = f"{self._cpu.name}+{'cuda_vmm' if device.by_descriptor else 'cuda_ipc'}"
                     if not device.blocking:
                         address = int(ffi.cast("uintptr_t", self._group.handle))
-                        self.fast_path.connect_gpus(
+                        self._cpu.fast_path.connect_gpus(
                             address, self._group.handle, GPU_ARRAYS[device.family], device.ordinal
                         )
                 except Unreachable as error:
@@ -128,7 +126,7 @@ class RoutingTransport:
 
     def _use_gpus(self, whether: bool) -> None:
         self._has_launches = whether
-        self.fast_path.defer_barriers(whether)
+        self._cpu.fast_path.defer_barriers(whether)
 
     def _finish_before_barrier(self, collective: str) -> None:
         """Before a barrier, also that of ranks that leave, wait for all calls on GPUs."""
@@ -146,7 +144,8 @@ class RoutingTransport:
         """Return the GPU of this rank, for messages."""
         with self._connecting:
             if self._gpu_messages is None and device.capturing():
-                raise ArgumentError("messages of arrays on GPUs cannot be captured into a CUDA graph", rank=self.rank)
+                text = "messages of arrays on GPUs cannot be captured into a CUDA graph"
+                raise ArgumentError(text, rank=self._cpu.rank)
             if self._gpu_messages is None:
                 self._gpu_messages = GpuMessages(self._cpu, device)
                 self._use_gpus(True)
@@ -192,7 +191,7 @@ class RoutingTransport:
         every rank if one has too little.
         """
         if device.capturing():
-            raise ArgumentError("a symmetric buffer cannot be made while a CUDA graph is captured", rank=self.rank)
+            raise ArgumentError("a symmetric buffer cannot be made while a CUDA graph is captured", rank=self._cpu.rank)
         if self._group:
             self._group.check_device(device)
         self._staged.drain()
@@ -232,7 +231,7 @@ class RoutingTransport:
         if self._group:
             if not self._group.close():
                 return False
-            self.fast_path.disconnect_gpus()
+            self._cpu.fast_path.disconnect_gpus()
             self._unraised = self._unraised or self._group.unraised
         self._group = None
         self._use_gpus(False)

@@ -40,7 +40,7 @@ def wrong_of(runs, device="host"):
                 assert it.round(True, 1, 3) > 0
                 assert it.round(False, 1, 3) > 0
                 wrong.append((it.check(), name, count, changes))
-        assert device == "host" or comm._transport.name == "shm+cuda_ipc"
+        assert device == "host" or comm._router.name == "shm+cuda_ipc"
         return [run for number, *run in wrong if number]
 
     return harness.run(rank, 3, world="threads")

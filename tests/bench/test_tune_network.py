@@ -115,7 +115,7 @@ def test_later_jobs_between_such_hosts_use_what_was_measured(tmp_path, monkeypat
         os.environ["RINGCOMM_HOST_ID"] = f"host {rank // 2}"
         status = main(["tune", "--network", "-n", "3"])
         with ringcomm.init() as comm:
-            latency, byte_time = comm._transport._cpu._network.selector.cluster.inter_node
+            latency, byte_time = comm._transport._network.selector.cluster.inter_node
             print("takes", f"{latency * 1e6:.3g}", f"{1e-9 / byte_time:.3g}")
         sys.exit(status)
         """)

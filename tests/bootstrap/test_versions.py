@@ -52,7 +52,7 @@ def test_all_ranks_use_the_settings_of_rank_0():
     measured = {"cma_huge_bytes", "cores", "heap_bytes", "tree_wait_ns", "wake_ns"}  # no settings
     fields = {name for name, _ in ffi.typeof("rc_tuning").fields} - measured
     for comm in comms:
-        tuning = comm._transport._cpu.tuning
+        tuning = comm._transport.tuning
         # In the core no size is 0: a setting of None.
         assert [getattr(tuning, name) for name in fields] == [getattr(configs[0], name) or 0 for name in fields]
         assert comm.timeout == harness.OPERATION

@@ -155,9 +155,20 @@ def test_a_transport_is_chosen_by_name():
     assert set(find_transports()) == {"shm", "mpi", "network"}
     for name in (None, "shm"):
         with ringcomm.init(config=Config(transport=name)) as comm:
-            assert comm._transport.name == "shm"
+            assert comm._router.name == "shm"
     with pytest.raises(ArgumentError, match="transport: expected 'mpi', since mpi_comm is given, got 'shm'"):
         ringcomm.init(config=Config(transport="shm"), mpi_comm=object())
+
+
+def test_another_package_may_bring_a_transport(monkeypatch, tmp_path):
+    (tmp_path / "fabric.py").write_text("from ringcomm.transports.shm import NEEDS_STORE, connect, serves\n")
+    (tmp_path / "fabric-1.0.dist-info").mkdir()
+    (tmp_path / "fabric-1.0.dist-info/entry_points.txt").write_text("[ringcomm.transports]\nfabric = fabric\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with ringcomm.init(config=Config(transport="fabric")) as comm:
+        assert comm.all_reduce(np.ones(1)) == 1
+    with pytest.raises(ArgumentError, match=r"unknown transport 'fabrics'; did you mean 'fabric'\?"):
+        ringcomm.init(config=Config(transport="fabrics"))
 
 
 @pytest.mark.parametrize("config", [0, 3, {"timeout": 3}])

@@ -43,11 +43,11 @@ def test_ranks_share_memory_by_descriptors(comm):
         x[:] = inputs[comm.rank]
         assert_same(comm.all_reduce(x), expected)  # on symmetric memory
         assert not np.array_equal(ring, expected)
-        assert comm._transport.name == "shm+cuda_vmm"
+        assert comm._router.name == "shm+cuda_vmm"
         segments.open_segments(emulated.device)
         address = int(ffi.cast("uintptr_t", lib.rc_segment_allocate(PAGE, 0)))
-        comm._transport.share_segments(emulated.device, [address])
-        rows = comm._transport._group._buffers.segments.rows
+        comm._router.share_segments(emulated.device, [address])
+        rows = comm._router._group._buffers.segments.rows
         until(rows, "the buffer of the segments")
         comm.barrier()
         y = emulated.device.array(emulated.DeviceMemory(address), (MANY,), "float32")
@@ -70,7 +70,7 @@ def test_memory_that_cannot_be_mapped_is_left_to_host_memory(comm):
     emulated.configure(unreachable=comm.rank == 1)
     with by_descriptor():
         assert_same(comm.all_reduce(emulated.array(np.ones(3))), np.full(3, 2.0))
-        assert comm._transport._group is None
+        assert comm._router._group is None
 
 
 @harness.on(1, world="processes")

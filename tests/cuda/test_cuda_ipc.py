@@ -228,7 +228,7 @@ def closed_in_another_order(comm):
     first, second = comm.split(0), comm.split(0)
     for group in (first, second):
         group.all_reduce(emulated.array(np.ones(5)))
-    arena = weakref.ref(first._transport._group._arena.memory)
+    arena = weakref.ref(first._router._group._arena.memory)
     if comm.rank == 0:
         first.close()
         assert arena() is not None  # rank 1 has it mapped

@@ -46,11 +46,11 @@ def address_of(x):
 
 
 def share(comm, *arrays):
-    comm._transport.share_segments(emulated.device, map(address_of, arrays))
+    comm._router.share_segments(emulated.device, map(address_of, arrays))
 
 
 def buffers(comm):
-    return comm._transport._group._buffers.segments.rows()
+    return comm._router._group._buffers.segments.rows()
 
 
 def mapped(comm, count):
@@ -148,7 +148,7 @@ def test_segments_that_a_rank_cannot_map_take_the_usual_path(world):
     comm.all_reduce(emulated.array(np.ones(1)))
     emulated.configure(unreachable=comm.rank == 1)
     share(comm, x)
-    told = comm._transport._group._buffers.segments._buffers
+    told = comm._router._group._buffers.segments._buffers
     until(lambda: told and all(len(each.handles) == comm.size for each in [*told.values()]), "what the peers tell")
     until(lambda: len(buffers(comm)) == (comm.rank != 1), "the buffer of the others")
     comm.barrier()
@@ -162,7 +162,7 @@ def test_a_failure_of_one_segment_leaves_later_ones_symmetric(world):
     comm = world.split(0)
     first, second = taken(), taken()
     comm.all_reduce(emulated.array(np.ones(1)))
-    found = comm._transport._group._buffers.segments
+    found = comm._router._group._buffers.segments
     for number, step in enumerate(("write", "_publish"), 1):
         with pytest.MonkeyPatch.context() as patch:
             if comm.rank == 1:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 # Rank 1, restarted, waits for the file "over", and so never joins.
 LOSING = f"""{ELASTIC}
-from ringcomm.transports.routing import RoutingTransport
+from ringcomm.transports.routing import ArrayRouter
 
 over = beside("over")
 
@@ -98,12 +98,12 @@ def test_an_interrupt_of_rank_0_in_grow_ends_it_on_all(tmp_path):
         wait_until_over()
     comm = lose(ringcomm.init())
     if rank == 0:
-        known, calls = RoutingTransport.check, []
+        known, calls = ArrayRouter.check, []
         def check(self):  # which grow calls at first, and then while it waits for rank 1
             calls.append(known(self))
             if len(calls) == 3:
                 signal.raise_signal(signal.SIGINT)
-        RoutingTransport.check = check
+        ArrayRouter.check = check
     try:
         comm.grow(timeout=1000)
     except KeyboardInterrupt:

@@ -32,7 +32,7 @@ NUMBERS["int32_t"] += [number for number in range(3, 18)]  # codes of dtypes, op
 NUMBERS["int"] = NUMBERS["int32_t"]
 STRUCTURES = ("rc_call", "rc_cuda_call", "rc_cuda_shape", "rc_transfer", "rc_tuning")
 comm = ringcomm.init()
-handle = comm._transport._cpu.handle
+handle = comm._transport.handle
 zeros = bytes(1 << 20)
 space = ffi.new("char[]", len(zeros))  # of zeros, for what a function reads or writes
 counts = ffi.new("uint64_t[2]")  # of a group of one rank
@@ -230,7 +230,7 @@ comm = ringcomm.init()
 for name, count, counts in (("all_gather", 0, [5]), ("scatter", 0, [5]), ("broadcast", 0, [5, 5]), ("split", 5, None)):
     counts = ffi.NULL if counts is None else ffi.new("uint64_t[]", counts)
     call = {"count": count, "dtype": lib.RC_UINT8, "counts": counts}
-    handle = comm._transport._cpu.handle
+    handle = comm._transport.handle
     status = lib.rc_collective(handle, getattr(lib, "RC_" + name.upper()), [call], -1.0, ffi.NULL)
     assert status == lib.RC_ARGUMENT, name
     print(ffi.string(lib.rc_last_error().message).decode())

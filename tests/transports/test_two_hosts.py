@@ -46,7 +46,7 @@ def keep_the_contract(world):  # noqa: ARG001
 
 def find_hosts(world):  # noqa: ARG001
     with ringcomm.init(timeout=harness.OPERATION) as comm, comm.split(comm.rank // 2) as here:
-        return comm._transport.name, here._transport.name, comm.split(comm.rank % 2)._transport.name
+        return comm._router.name, here._router.name, comm.split(comm.rank % 2)._router.name
 
 
 def reduce_until_it_fails(world):

@@ -36,7 +36,7 @@ def tune_network(comm: Communicator, path: Path, rounds: int) -> int:
         text = "expected ranks on several hosts: start it by ringcomm run --nnodes, torchrun, mpirun or srun"
         raise ArgumentError(f"--network: {text}")
     facts = {"date": Machine.here().date, "ringcomm": ringcomm.__version__}
-    link = comm._transport.name.rpartition("+")[2]  # of shm+mpi: mpi
+    link = comm._router.name.rpartition("+")[2]  # of shm+mpi: mpi
     found = {}
     for kinds, between in pairs.items():
         cost = measure(comm, between, rounds)

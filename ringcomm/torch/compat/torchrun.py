@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from ringcomm.communicator import open_transports
 from ringcomm.errors import Aborted, PeerLost, RingcommError
-from ringcomm.transports.routing import RoutingTransport
+from ringcomm.transports.contract import Transport
 
 __all__ = ["let_the_cause_end_first"]
 
@@ -51,7 +51,7 @@ def _caused_by_another(error: BaseException | None) -> bool:
     return any(map(_is_broken_by_another, tuple(open_transports)))  # a future raises RuntimeError instead
 
 
-def _is_broken_by_another(transport: RoutingTransport) -> bool:
+def _is_broken_by_another(transport: Transport) -> bool:
     try:
         transport.check()
     except CAUSED_BY_ANOTHER as failure:

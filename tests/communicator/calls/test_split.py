@@ -152,7 +152,7 @@ def interrupted(comm):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt if comm.rank == 1 else Aborted) as caught:
-        comm._transport.run_on_all("split", action)
+        comm._router.run_on_all("split", action)
     comm.barrier()
     return str(caught.value)
 
@@ -167,5 +167,5 @@ def test_a_fact_that_is_too_long_to_exchange_is_refused(comm):
         with pytest.raises(
             ArgumentError, match="the arguments of split as JSON: expected at most 2048 bytes, got 3002"
         ):
-            comm._transport._cpu.all_gather_facts("split", "x" * 3000)
+            comm._transport.all_gather_facts("split", "x" * 3000)
     comm.barrier()

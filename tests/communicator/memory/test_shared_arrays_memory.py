@@ -126,7 +126,7 @@ def between_hosts(comm):
     assert is_shared(x)
     comm.all_reduce(x)
     assert (x == comm.size * (comm.size + 1) // 2).all()
-    local = comm._transport._cpu._local
+    local = comm._transport._local
     assert local.size == 2 - (comm.rank == 2)
     assert local.path()[0] in ("symmetric", "single")
 

@@ -116,7 +116,7 @@ def test_an_error_of_an_exchange_says_of_which_transfer(comm):
     for which in right:
         for field, value in WRONG.items():
             given = right | {which: right[which]._replace(**{field: value})}
-            error = raised(ArgumentError, lambda given=given: comm._transport.exchange(**given))
+            error = raised(ArgumentError, lambda given=given: comm._router.exchange(**given))
             assert str(error).startswith(f"{which}: ")
             assert error.argument == which
 

@@ -218,7 +218,7 @@ def test_the_next_communicator_uses_an_arena_that_peers_may_have_mapped(comm):
                     x, out = device_array(SLOT, turn + tag + comm.rank), emulated.empty(SLOT, np.uint8)
                     group.sendrecv(x, 1 - comm.rank, out, 1 - comm.rank, tag=tag)
                     assert_same(out, values(SLOT, turn + tag + 1 - comm.rank))
-                arenas.append(group._transport._gpu_messages._arena)
+                arenas.append(group._router._gpu_messages._arena)
             assert [*spare.values()] == [arenas[-1:]]
         assert all(arena is arenas[0] for arena in arenas)
     comm.barrier()

@@ -101,14 +101,14 @@ def test_a_blocking_send_uses_slots_again(comm):
 
 def launches(comm):
     """Return how many launches of messages of this rank have ended."""
-    completed = ffi.cast("uint64_t *", comm._transport._gpu_messages._completed.address)
+    completed = ffi.cast("uint64_t *", comm._router._gpu_messages._completed.address)
     return max(completed[0 : lib.RC_MAX_LAUNCHES])
 
 
 @harness.on(4, world="threads")
 def test_a_batch_is_one_launch_each_way(comm):
     """A batch is one launch for the sends, and one for the receives that are matched when it ends."""
-    transport, others = comm._transport, [rank for rank in range(comm.size) if rank != comm.rank]
+    router, others = comm._router, [rank for rank in range(comm.size) if rank != comm.rank]
     arrays = {rank: device_array(500, 10 * comm.rank + rank) for rank in others}
     results = {rank: emulated.empty(500, np.uint8) for rank in others}
     for rank in others:
@@ -118,15 +118,15 @@ def test_a_batch_is_one_launch_each_way(comm):
     comm.barrier()
     synchronize()
     before = launches(comm)
-    transport.coalesce_messages(True)
+    router.coalesce_messages(True)
     sends = [comm.send(arrays[rank], rank, async_op=True) for rank in others]
-    transport.coalesce_messages(False)
+    router.coalesce_messages(False)
     comm.barrier()
     for out in results.values():
         out.fill(0)
-    transport.coalesce_messages(True)
+    router.coalesce_messages(True)
     receives = [comm.recv(results[rank], rank, async_op=True) for rank in others]
-    transport.coalesce_messages(False)
+    router.coalesce_messages(False)
     for work in sends + receives:
         work.synchronize()
     for rank in others:
@@ -137,9 +137,9 @@ def test_a_batch_is_one_launch_each_way(comm):
 @harness.on(2, world="threads")
 def test_the_first_batch_is_one_launch(comm):
     other, out = 1 - comm.rank, [emulated.empty(500, np.uint8) for _ in range(3)]
-    comm._transport.coalesce_messages(True)
+    comm._router.coalesce_messages(True)
     works = [comm.send(device_array(500, tag), other, tag, async_op=True) for tag in range(3)]
-    comm._transport.coalesce_messages(False)
+    comm._router.coalesce_messages(False)
     for work in works:
         work.synchronize()
     assert launches(comm) == 1
@@ -154,10 +154,10 @@ def failed_batch(comm):
     if comm.rank == 1:
         until_broken(comm)
         return
-    comm._transport.coalesce_messages(True)
+    comm._router.coalesce_messages(True)
     works = [comm.send(device_array(10, tag), 1, tag, async_op=True) for tag in range(2)]
     with pytest.raises(RingcommError, match="cuLaunchKernel"):
-        comm._transport.coalesce_messages(False)
+        comm._router.coalesce_messages(False)
     for work in works:
         with pytest.raises(RingcommError, match="cuLaunchKernel"):
             work.synchronize()

@@ -150,7 +150,7 @@ def test_a_message_is_started_without_python(monkeypatch):
 
 def test_a_call_that_is_refused_ends_its_batch(monkeypatch):
     x, switches = on_device(torch.ones(3)), []
-    monkeypatch.setattr(routing.RoutingTransport, "coalesce_messages", lambda _, holds: switches.append(holds))
+    monkeypatch.setattr(routing.ArrayRouter, "coalesce_messages", lambda _, holds: switches.append(holds))
     with pytest.raises(ringcomm.ArgumentError), dist.distributed_c10d._coalescing_manager(device=x.device):
         dist.distributed_c10d._get_default_group().send([x], 7, 0)
     assert switches == [True, False]

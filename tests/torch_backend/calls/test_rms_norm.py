@@ -107,7 +107,7 @@ REFUSED = [
 @torch_world.on(2)
 @on_gpus
 def test_rows_that_no_kernel_takes_are_left_to_the_steps():
-    item, group = 4, dist.group.WORLD.comm._transport._group
+    item, group = 4, dist.group.WORLD.comm._router._group
     longest = emulated.device.shape.stage_bytes // item
     for rows, width, can in (
         (1, longest, True),

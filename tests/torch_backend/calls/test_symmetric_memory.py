@@ -92,7 +92,7 @@ def group(monkeypatch, tmp_path):
 
 
 def is_symmetric(group, x):
-    rows = group.comm._transport._group._buffers.segments.rows()
+    rows = group.comm._router._group._buffers.segments.rows()
     return any(row.begin <= x.data_ptr() < row.begin + row.size for row in rows)
 
 
@@ -134,7 +134,7 @@ def test_a_pool_of_the_program_is_registered_as_with_nccl(group):
 def test_a_tensor_over_an_array_of_empty_is_symmetric_and_keeps_the_buffer(group):
     x = group.comm.empty(100, "float32", device="emulated")
     tensor = on_device(torch.from_dlpack(x))
-    (buffer,) = group.comm._transport._group._buffers.own()
+    (buffer,) = group.comm._router._group._buffers.own()
     assert buffer.memory.address == tensor.data_ptr()  # by which the core finds it
     del x
     gc.collect()

@@ -34,7 +34,7 @@ def across_hosts(fn, *args):
     try:
         options = {"timeout": torch_world.timedelta(seconds=timeout)}
         dist.init_process_group("ringcomm", store=store, rank=rank, world_size=size, **options)
-        assert dist.group.WORLD.comm._transport.name == "shm+sockets"
+        assert dist.group.WORLD.comm._router.name == "shm+sockets"
         return torch_world.on_rank(fn)(*args)
     finally:
         del os.environ["RINGCOMM_HOST_ID"]
@@ -51,7 +51,7 @@ def inside_a_host():
     x = torch.full((1000,), float(rank))
     dist.all_reduce(x, group=mine)
     assert x[0] == (1 if rank < 2 else 5)
-    return mine.comm._transport.name
+    return mine.comm._router.name
 
 
 def test_a_group_inside_a_host_shares_memory():
@@ -160,7 +160,7 @@ def init_twice(_):
             x = np.full(100_000, comm.rank + 1.0)
             comm.all_reduce(x)
             assert (x == 10).all()
-            found = comm.rank, comm.size, comm._transport.name
+            found = comm.rank, comm.size, comm._router.name
     return found
 
 
@@ -173,7 +173,7 @@ def in_world(_, fn, *args):
     """Call `fn(*args)` in the group that the environment of torchrun describes."""
     dist.init_process_group("ringcomm", timeout=torch_world.timedelta(seconds=harness.OPERATION))
     try:
-        assert dist.group.WORLD.comm._transport.name == "shm+sockets"
+        assert dist.group.WORLD.comm._router.name == "shm+sockets"
         return fn(*args)
     finally:
         dist.destroy_process_group()

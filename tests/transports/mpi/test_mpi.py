@@ -52,10 +52,10 @@ def test_hosts_are_connected_only_where_threads_may_call_mpi(level):
 def names_of_groups(comm):
     """Return the transports of the world and of four splits: pairs, even and odd ranks, all ranks, single ranks."""
     groups = [comm.split(color, key=-comm.rank) for color in (comm.rank // 2, comm.rank % 2, 0, comm.rank)]
-    names = [comm._transport.name]
+    names = [comm._router.name]
     for group in groups:
         check_usable(group)
-        names.append(group._transport.name)
+        names.append(group._router.name)
         group.close()
     return names
 
@@ -108,7 +108,7 @@ def test_arrays_on_devices_of_several_hosts_go_through_host_memory(comm):
         rows = each.all_gather(x[:3], async_op=True).wait()
         assert isinstance(rows, emulated.Array)
         assert rows.shape == (each.size, 3)
-    names = comm._transport.name, group._transport.name
+    names = comm._router.name, group._router.name
     group.close()
     assert names == ("shm+mpi", "shm+cuda_ipc")
 
@@ -123,7 +123,7 @@ def sums_on_devices(comm, reachable):
 
     def watched(device, target, source, length, stream):
         nonlocal most
-        if size > 10_000 and stream is comm._transport._staged._staging[device.name].stream:
+        if size > 10_000 and stream is comm._router._staged._staging[device.name].stream:
             most = max(most, length / size)
         copy(device, target, source, length, stream)
 

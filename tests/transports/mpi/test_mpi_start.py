@@ -30,7 +30,7 @@ def init_plainly(world, layout):
             with ringcomm.init(timeout=harness.OPERATION) as comm:
                 assert (comm.rank, comm.size) == (world.rank, world.size)
                 check_usable(comm)
-                name = comm._transport.name
+                name = comm._router.name
     return name
 
 
@@ -45,7 +45,7 @@ def init_with_given(world):
     given = world.Split(world.rank % 2, key=-world.rank)
     with ringcomm.init(harness.OPERATION, Config(host_id=str(world.rank // 2)), given) as comm:
         assert (comm.rank, comm.size) == (given.rank, given.size) == (1 - world.rank // 2, 2)
-        assert comm._transport.name == "mpi"
+        assert comm._router.name == "mpi"
         assert comm.all_gather(np.array(world.rank)).tolist() == [world.rank % 2 + 2, world.rank % 2]
         assert given.allgather(world.rank) == [world.rank % 2 + 2, world.rank % 2]
     assert given.allreduce(1) == 2

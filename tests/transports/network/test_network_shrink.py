@@ -80,7 +80,7 @@ def lose_one_that_connects(comm, how):
     if comm.rank == 2 and how == "dies":
         reconnect.job_store = lambda *_: shrinking.die()
     if comm.rank == 2 and how == "fails":
-        group = comm._transport._cpu._network.survivors
+        group = comm._transport._network.survivors
         real = group._connect
 
         def fails(*_):

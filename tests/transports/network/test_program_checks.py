@@ -78,7 +78,7 @@ def test_ranks_that_share_no_memory_have_no_collective_inside_the_host(comm):
 
 @on_layouts("0011")
 def test_a_process_is_a_member_once(comm):
-    transport, slot = comm._transport._cpu, ffi.new("rc_comm **")
+    transport, slot = comm._transport, ffi.new("rc_comm **")
     local, network = transport._local, transport._network.handle
     for members in ([0, 1, 2, 2], [0, 0, 2, 3]):
         arguments = (network, 9, comm.rank, 4, members, [0, 0, 1, 1], local.handle, NULL, local.tuning, slot)

@@ -60,13 +60,13 @@ def test_a_libucp_that_can_use_nothing_of_this_host_names_the_variables_of_ucx(m
 def test_sockets_are_taken_without_rdma_and_ucx_where_it_is_asked_for():
     names = {}
     for link in (None, "sockets", "ucx"):
-        names[link] = run_on("01", lambda comm: comm._transport.name, link=link)
+        names[link] = run_on("01", lambda comm: comm._router.name, link=link)
     assert names == {None: ["sockets"] * 2, "sockets": ["sockets"] * 2, "ucx": ["ucx"] * 2}
 
 
 def test_rdma_is_taken_where_all_ranks_have_it(monkeypatch):
     monkeypatch.setattr(ucx.Ucx, "has_rdma", True)
-    assert run_on("01", lambda comm: comm._transport.name) == ["ucx"] * 2
+    assert run_on("01", lambda comm: comm._router.name) == ["ucx"] * 2
 
 
 def test_a_rank_without_ucx_is_named(monkeypatch):
