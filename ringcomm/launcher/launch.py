@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from inspect import iscoroutinefunction
 from multiprocessing import spawn
 from multiprocessing.connection import Connection, Pipe, wait
 from queue import Empty, SimpleQueue
@@ -66,8 +67,8 @@ def launch(
     communicators and waits 5 s at most; ranks that then still run Python code are named in a warning, and go on until
     this program exits.
     """
-    if not callable(fn):
-        raise refuse("fn", "a function that takes a communicator", repr(fn))
+    if not callable(fn) or iscoroutinefunction(fn):
+        raise refuse("fn", "a function that takes a communicator, not a coroutine", repr(fn))
     worlds = {"processes": _processes, "threads": _threads}
     if world not in worlds:
         raise unknown("world", world, worlds)

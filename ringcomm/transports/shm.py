@@ -176,7 +176,7 @@ def _answer(members: Sequence[int], hellos: list[dict[str, Any]]) -> tuple[dict[
         tuning["oversubscribed"] = topology.outnumbered(cores)
     simulated = hellos[0]["topology"]
     if simulated and prod(map(int, simulated.split("x"))) < len(hellos):
-        raise refuse("topology", f"room for {len(hellos)} ranks", repr(simulated))
+        raise refuse("topology (RINGCOMM_TOPOLOGY)", f"room for {len(hellos)} ranks", repr(simulated))
     tuning["tree_wait_ns"] = SIMULATED_TREE_WAIT_NS if simulated else 0 if tuning["oversubscribed"] else TREE_WAIT_NS
     tuning["copy_engine_bytes"] = tuning["copy_engine_bytes"] or 0  # None: never
     tuning["nontemporal_bytes"] = tuning["nontemporal_bytes"] or 0  # None: each rank measures

@@ -280,11 +280,16 @@ def test_cloudpickle_sends_a_lambda():
     assert launch(lambda comm: comm.rank + offset) == [5, 6]
 
 
+async def coroutine(comm):
+    return comm.rank
+
+
 def test_invalid_arguments_are_refused():
     with pytest.raises(ArgumentError, match="unknown world 'process'; did you mean 'processes'"):
         launch(greet, 2, "process")
-    with pytest.raises(ArgumentError, match="fn: expected a function that takes a communicator, got 3"):
-        launch(3, 2)
+    for fn in (3, coroutine):
+        with pytest.raises(ArgumentError, match="fn: expected a function that takes a communicator, not a coroutine"):
+            launch(fn, 2)
     with pytest.raises(ArgumentError, match="size"):
         launch(greet, 0)
     with pytest.raises(ArgumentError, match=r"size: expected an integer, got 2\.0"):
