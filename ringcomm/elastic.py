@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ringcomm.bootstrap.membership import RECONNECT_TIMEOUT, TOO_LATE, Membership, Plan, place_in
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.store import Store, confirm, job_store
+from ringcomm.bootstrap.store import Store, await_connected, job_store
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError
@@ -106,7 +106,7 @@ class ElasticRank:
             if not self._registered:
                 failed.callback(self._membership.unregister)
                 self._membership.register(os.getpid(), joined=False)
-            confirm(store, place.rank, place.size, config.start_limit)
+            await_connected(store, place.rank, place.size, config.start_limit)
             failed.pop_all()
         self._membership.register(os.getpid(), joined=True)
         self._registered, self._current = True, weakref.ref(comm)

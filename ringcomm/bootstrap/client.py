@@ -112,11 +112,11 @@ class Client:
         answer = self.ask("get", key=key, wait=False)
         return answer.payload if answer.kind == "value" else None
 
-    def gather(
+    def all_gather(
         self, name: str, rank: int, size: int, fact: bytes, timeout: float, meanwhile: Meanwhile = None
     ) -> bytes | list[int]:
         """See Store."""
-        number = self.put("gather", fact, key=name, rank=rank, size=size)
+        number = self.put("all_gather", fact, key=name, rank=rank, size=size)
         answer = self._await(number, timeout, meanwhile) or self.ask("missing", key=name, size=size)
         return answer.payload if answer.kind == "value" else list(answer.fields["ranks"])
 

@@ -6,7 +6,7 @@ A session knows nothing of sockets. It takes the messages of its members and ret
     leave                   this member leaves, as it does when its connection ends
 
     of a start
-    gather                  a fact of this member → value, once those of all have come: their list
+    all_gather              a fact of this member → value, once those of all have come: their list
     missing                 → value, if they have; else the ranks whose facts have not
     abort                   the start fails, for all
 
@@ -124,7 +124,7 @@ class BaseSession:
         return number
 
 
-class _Gather(NamedTuple):
+class _AllGather(NamedTuple):
     """What has come for one list of facts: by rank, and from whom."""
 
     size: int
@@ -146,7 +146,7 @@ class Start(BaseSession):
         self.failure: RingcommError | None = None
         self.failed_at = 0.0
         self.came: dict[int, str] = {}  # the process of every member that has ever joined
-        self._gathers: dict[str, _Gather] = {}  # by name, until all facts have come
+        self._gathers: dict[str, _AllGather] = {}  # by name, until all facts have come
 
     @property
     def complete(self) -> bool:
@@ -179,33 +179,33 @@ class Start(BaseSession):
         if message.kind == "abort":
             self.fail(failure_of(message))
             return []
-        if message.kind in ("gather", "missing"):
+        if message.kind in ("all_gather", "missing"):
             return self._take_part(peer, message)
         if message.kind == "get" and self.failure:
             return [(peer, encode_failure(self.failure, id=message.fields["id"]))]
         return super().take(peer, message)
 
     def _take_part(self, peer: Peer, message: Frame) -> Replies:
-        """Answer a member with the facts of all, also after a failure if it asks again: see store.confirm."""
+        """Answer a member with the facts of all, also after a failure if it asks again: see await_connected."""
         name, size, number = str(message.fields["key"]), int(message.fields["size"]), message.fields["id"]
         if size > self.size:
             raise ValueError(size)
         replies: Replies = []
         if self.failure and not self.has(name):
             return [(peer, encode_failure(self.failure, id=number))]
-        if message.kind == "gather":
-            replies = self.gather(peer, name, int(message.fields["rank"]), size, message.payload)
+        if message.kind == "all_gather":
+            replies = self.all_gather(peer, name, int(message.fields["rank"]), size, message.payload)
         elif not self.has(name):
             self._answer(peer)
             given = self._gathers[name].facts if name in self._gathers else {}
             return [(peer, encode("missing", id=number, ranks=sorted({*range(size)} - given.keys())))]
         return [*replies, *self._get(peer, name, number, waits=True)]
 
-    def gather(self, peer: Peer, name: str, rank: int, size: int, fact: bytes) -> Replies:
+    def all_gather(self, peer: Peer, name: str, rank: int, size: int, fact: bytes) -> Replies:
         """Note a fact, in JSON; once all `size` have come, their list is the value of this key."""
         if self.has(name):
             return []
-        gather = self._gathers.get(name) or _Gather(size, {}, {})
+        gather = self._gathers.get(name) or _AllGather(size, {}, {})
         if size != gather.size or not 0 <= rank < size or gather.given_by.get(rank, peer) != peer:
             raise ValueError(name)
         self._gathers[name] = gather

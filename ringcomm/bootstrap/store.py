@@ -24,7 +24,7 @@ __all__ = [
     "Store",
     "all_gather_facts",
     "as_failure",
-    "confirm",
+    "await_connected",
     "job_store",
     "open_store",
     "rank_0_server",
@@ -55,7 +55,7 @@ class Store(Protocol):
     @property
     def place(self) -> Place | None: ...
 
-    def gather(
+    def all_gather(
         self, name: str, rank: int, size: int, fact: bytes, timeout: float, meanwhile: Meanwhile = None
     ) -> bytes | list[int]:
         """Give a fact, in JSON, and return the list of those of all `size` ranks, in rank order.
@@ -65,7 +65,7 @@ class Store(Protocol):
         """
 
     def abort(self, error: RingcommError) -> None:
-        """Fail the startup of all ranks: `gather` and `check` raise `error` from now on. The first error wins."""
+        """Fail the startup of all ranks: `all_gather` and `check` raise `error` from now on. The first error wins."""
 
     def check(self) -> None:
         """Raise the error of `abort` if any rank has called it."""
@@ -81,7 +81,7 @@ class HashStore:
         self._failure = b""
         self._changed = threading.Condition()
 
-    def gather(
+    def all_gather(
         self, name: str, rank: int, size: int, fact: bytes, timeout: float, meanwhile: Meanwhile = None
     ) -> bytes | list[int]:
         deadline, facts = time.monotonic() + timeout, self._facts.setdefault(name, {})
@@ -120,8 +120,8 @@ def all_gather_facts(
     timeout: float,
     meanwhile: Meanwhile = None,
 ) -> list[Any]:
-    """Return the fact of each rank: see Store.gather. Raises CollectiveTimeout naming all ranks that are missing."""
-    gathered = store.gather(name, rank, size, json.dumps(fact).encode(), timeout, meanwhile)
+    """Return the fact of each rank: see Store.all_gather. Raises CollectiveTimeout that names all missing ranks."""
+    gathered = store.all_gather(name, rank, size, json.dumps(fact).encode(), timeout, meanwhile)
     if isinstance(gathered, list):
         raise missing_ranks(gathered, size, timeout, members=store.members)
     try:
@@ -133,7 +133,7 @@ def all_gather_facts(
     return facts
 
 
-def confirm(store: Store, rank: int, size: int, timeout: float) -> None:
+def await_connected(store: Store, rank: int, size: int, timeout: float) -> None:
     """Return on all ranks of a start once all have connected, or raise the same error on all.
 
     A rank may fail when some know that all have connected, and others do not yet: what comes first to the store, the
@@ -143,7 +143,7 @@ def confirm(store: Store, rank: int, size: int, timeout: float) -> None:
         all_gather_facts(store, CONNECTED, rank, size, None, timeout)
     except RingcommError as error:
         store.abort(error)
-        store.gather(CONNECTED, rank, size, b"null", 0.0)  # raises the failure, unless it came too late
+        store.all_gather(CONNECTED, rank, size, b"null", 0.0)  # raises the failure, unless it came too late
 
 
 @contextmanager

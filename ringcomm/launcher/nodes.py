@@ -83,7 +83,7 @@ class _Launchers(Start):
         text = f"the launcher of node {lost.rank} ({lost.process}) {how}"
         if self._elastic and self._membership.connected:
             log.warning("%s; the others continue without it", text)
-            return self.gather(peer, ENDED, lost.rank, self.size, b"null")
+            return self.all_gather(peer, ENDED, lost.rank, self.size, b"null")
         self.fail(PeerLost(text))
         return []
 
@@ -127,7 +127,7 @@ class Nodes:
         if not self.over:
             with suppress(PeerLost):  # node 0 is lost, as `read` will say
                 fields = {"rank": self._options.rank, "size": self._options.count}
-                self._question = self._store.put("gather", b"null", key=ENDED, **fields)
+                self._question = self._store.put("all_gather", b"null", key=ENDED, **fields)
 
     def read(self) -> RingcommError | None:
         """Read what has come; return the failure of the job, if it has failed."""
@@ -176,10 +176,10 @@ def _find_first_place(store: Client, options: NodeOptions, ranks: int) -> Place:
     mine = {"host": _host(), "version": VERSION, "ranks": ranks, "elastic": options.elastic}
     mine["job"] = secrets.token_hex(16)  # that of node 0 counts
     me, waited = (options.rank, options.count, json.dumps(mine).encode()), min(WARN_AFTER, options.timeout)
-    gathered = store.gather(PLACES, *me, waited)
+    gathered = store.all_gather(PLACES, *me, waited)
     if isinstance(gathered, list) and waited < options.timeout:
         _warn(options, missing_ranks(gathered, options.count, waited, "node"))
-        gathered = store.gather(PLACES, *me, options.timeout - waited)
+        gathered = store.all_gather(PLACES, *me, options.timeout - waited)
     if isinstance(gathered, list):
         raise missing_ranks(gathered, options.count, options.timeout, "node")
     nodes = json.loads(gathered)

@@ -60,7 +60,7 @@ def run_rank(connection, job, rank, victim, moment):
     started = time.monotonic()
     try:
         with job_store(place, TIMEOUT) as store:
-            store.gather("here", rank, SIZE, b"", TIMEOUT)
+            store.all_gather("here", rank, SIZE, b"", TIMEOUT)
             started = time.monotonic()
             if rank == victim:
                 MOMENTS[moment]()

@@ -160,7 +160,7 @@ def test_a_job_name_may_be_any_bytes():
 
     def exchange(place):
         with job_store(place, 20) as store:
-            return store.gather("here", place.rank, 2, b"%d" % place.rank, 20)
+            return store.all_gather("here", place.rank, 2, b"%d" % place.rank, 20)
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(exchange, places)) == [b"[0,1]"] * 2

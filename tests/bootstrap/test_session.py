@@ -50,7 +50,7 @@ def test_who_waits_no_longer_gets_an_answer_at_once(start):
     assert told(start.set("key", b"value")) == {"a": ("value", b"value")}
 
 
-def give(rank, size=3, kind="gather"):
+def give(rank, size=3, kind="all_gather"):
     return message(kind, b"%d" % rank, id=rank, key="facts", rank=rank, size=size)
 
 
@@ -67,7 +67,7 @@ def test_the_facts_of_all_answer_all_and_who_asks_again(start):
 def test_after_a_failure_no_fact_completes_the_others(start):
     start.take("a", give(0, 2))
     start.fail(PeerLost("the reason"))
-    for kind in ("gather", "missing"):
+    for kind in ("all_gather", "missing"):
         assert told(start.take("b", give(1, 2, kind)))["b"][0] == "failure"
     assert not start.has("facts")
 
@@ -253,10 +253,10 @@ def test_who_does_not_come_in_time_is_left_out_and_ended():
 
 def test_a_fact_of_another_size_or_by_another_member_is_refused_and_the_others_stay():
     start = Start(3)
-    assert start.gather("a", "facts", 2, 3, b"2") == []
+    assert start.all_gather("a", "facts", 2, 3, b"2") == []
     for peer, rank, size in (("b", 0, 2), ("b", 2, 3), ("b", 3, 3), ("b", -1, 3)):
         with pytest.raises(ValueError, match="facts"):
-            start.gather(peer, "facts", rank, size, b"9")
-    start.gather("b", "facts", 0, 3, b"0")
-    start.gather("c", "facts", 1, 3, b"1")
+            start.all_gather(peer, "facts", rank, size, b"9")
+    start.all_gather("b", "facts", 0, 3, b"0")
+    start.all_gather("c", "facts", 1, 3, b"1")
     assert start.has("facts")

@@ -25,7 +25,7 @@ from ringcomm.bootstrap.session import Start
 from ringcomm.bootstrap.store import (
     HashStore,
     all_gather_facts,
-    confirm,
+    await_connected,
     job_store,
     open_store,
     rank_0_server,
@@ -75,7 +75,7 @@ class Rank:
     def __init__(self, place, timeout=20):
         self.server = None if place.rank or place.store else rank_0_server(place)
         self.client = StartClient(find_endpoint(place), place.job, place, timeout)
-        self.find, self.set, self.gather = self.client.find, self.client.set, self.client.gather
+        self.find, self.set, self.all_gather = self.client.find, self.client.set, self.client.all_gather
         self.abort, self.check = self.client.abort, self.client.check
 
     def close(self, late=0.0):
@@ -132,7 +132,7 @@ def stores(request, job):
 def test_all_ranks_get_what_each_gives(job, size):
     def rank(number):
         with join(job, number, size) as store:
-            return store.gather("values", number, size, bytes([number]) + b"\0tail", 20)
+            return store.all_gather("values", number, size, bytes([number]) + b"\0tail", 20)
 
     with ThreadPoolExecutor(size) as pool:
         # Backwards, so that the others join before rank 0 listens.
@@ -144,12 +144,12 @@ def test_all_ranks_get_what_each_gives(job, size):
 def test_the_last_rank_wakes_those_that_wait(stores, length):
     value = os.urandom(length)
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(stores[0].gather, "values", 0, 2, b"0", 20)
-        assert stores[1].gather("values", 1, 2, value, 20) == waiting.result() == b"[0," + value + b"]"
+        waiting = pool.submit(stores[0].all_gather, "values", 0, 2, b"0", 20)
+        assert stores[1].all_gather("values", 1, 2, value, 20) == waiting.result() == b"[0," + value + b"]"
 
 
 def test_the_ranks_whose_values_have_not_come_are_told(stores):
-    assert stores[1].gather("values", 1, 2, b"1", 0.05) == [0]
+    assert stores[1].all_gather("values", 1, 2, b"1", 0.05) == [0]
 
 
 class Failing:
@@ -160,8 +160,8 @@ class Failing:
     def __init__(self, store, come):
         self.store, self.come, self.abort = store, come, store.abort
 
-    def gather(self, *args):
-        gathered, self.gather = self.store.gather(*args) if self.come else None, self.store.gather
+    def all_gather(self, *args):
+        gathered, self.all_gather = self.store.all_gather(*args) if self.come else None, self.store.all_gather
         assert gathered is None or isinstance(gathered, bytes)
         raise SHORTAGE
 
@@ -169,12 +169,12 @@ class Failing:
 @pytest.mark.parametrize("come", [True, False])
 def test_what_comes_first_to_the_store_decides_for_all_whether_they_have_connected(stores, come):
     with ThreadPoolExecutor() as pool:
-        other = pool.submit(confirm, stores[0], 0, 2, 20)
+        other = pool.submit(await_connected, stores[0], 0, 2, 20)
         if come:
-            confirm(Failing(stores[1], come), 1, 2, 20)
+            await_connected(Failing(stores[1], come), 1, 2, 20)
             other.result()
         else:
-            check_shortage(confirm, Failing(stores[1], come), 1, 2, 20)
+            check_shortage(await_connected, Failing(stores[1], come), 1, 2, 20)
             check_shortage(other.result)
 
 
@@ -219,12 +219,12 @@ def test_abort_reaches_waiting_ranks_and_the_first_error_wins(stores):
     store, other = stores
     store.check()
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(store.gather, "values", 0, 2, b"0", 20)
+        waiting = pool.submit(store.all_gather, "values", 0, 2, b"0", 20)
         other.abort(SHORTAGE)
         other.abort(PeerLost("a consequence"))
         check_shortage(waiting.result)
-    check_shortage(other.gather, "values", 1, 2, b"1", 20)
-    check_shortage(other.gather, "alone", 0, 1, b"1", 20)
+    check_shortage(other.all_gather, "values", 1, 2, b"1", 20)
+    check_shortage(other.all_gather, "alone", 0, 1, b"1", 20)
     check_shortage(store.check)
 
 
@@ -279,7 +279,7 @@ def test_rank_0_gets_a_failure_at_once_though_another_rank_is_stopped(job):
 
 def test_a_job_of_one_rank_opens_no_socket(job):
     with open_store(Place(0, 1, job), 1) as store:
-        assert store.gather("values", 0, 1, b"0", 1) == b"[0]"
+        assert store.all_gather("values", 0, 1, b"0", 1) == b"[0]"
     assert job not in Path("/proc/net/unix").read_text()
 
 
@@ -358,11 +358,11 @@ def test_untrusted_peers_do_not_block_startup(job, caplog, monkeypatch, secret):
     "request_of_rank",
     [
         b"garbage",
-        encode("gather", id=0, key="key", rank=0),
-        encode("gather", id=0, key="key", rank="no number", size=2),
-        encode("gather", id=0, key="key", rank=2, size=2),
+        encode("all_gather", id=0, key="key", rank=0),
+        encode("all_gather", id=0, key="key", rank="no number", size=2),
+        encode("all_gather", id=0, key="key", rank=2, size=2),
         encode("missing", id=0, key="key", size=1 << 60),
-        b'{"kind": "gather"',
+        b'{"kind": "all_gather"',
         encode("get", id=0, key="key"),
         encode("get", key="key", wait=True),
         encode("abort", b"no error"),
@@ -494,7 +494,7 @@ def test_all_attributes_of_an_error_arrive_and_a_long_text_is_cut_with_a_sentenc
     ranks = [*range(20_000)]
     stores[0].abort(CollectiveTimeout("timed out: " + 100_000 * "x", got=ranks))
     with pytest.raises(CollectiveTimeout) as caught:
-        stores[1].gather("values", 1, 2, b"", 20)
+        stores[1].all_gather("values", 1, 2, b"", 20)
     assert caught.value.got == ranks
     assert str(caught.value).startswith("timed out: xxx")
     assert str(caught.value).endswith("xxx … (this text was cut)")
@@ -523,7 +523,7 @@ def test_the_second_startup_of_a_job_has_its_own_store(job, monkeypatch):
     monkeypatch.setattr("ringcomm.bootstrap.store._starts", itertools.count())
     for number in range(2):
         with open_store(Place(0, 2, job), 20) as store, join(f"{job}#{number}", 1, 2) as other:
-            store.gather("key", 0, 1, b"%d" % number, 20)
+            store.all_gather("key", 0, 1, b"%d" % number, 20)
             assert other.find("key", 20) == b"%d" % number
 
 

@@ -186,7 +186,7 @@ def test_a_rank_joins_a_store_that_opens_later(job):
 
 def test_a_message_that_comes_in_pieces_delays_nobody(address, job):
     with join(address, job, 0, 3) as store, join(address, job, 1, 3) as other, join(address, job, 2, 3) as slow:
-        message = encode("gather", b"value", key="slow", id=0, rank=0, size=1)
+        message = encode("all_gather", b"value", key="slow", id=0, rank=0, size=1)
         framed = LENGTH.pack(len(message)) + message
         for number, piece in enumerate(framed):
             socket.socket.send(slow._socket, bytes([piece]))

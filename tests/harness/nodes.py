@@ -45,7 +45,7 @@ class StartClient(Client):
     """A rank in the store of a start, in which one rank alone gives each value."""
 
     def set(self, key, value):
-        self.gather(key, 0, 1, value, 20)
+        self.all_gather(key, 0, 1, value, 20)
 
     def find(self, key, *how):
         value = super().find(key, *how)

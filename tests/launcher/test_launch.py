@@ -495,7 +495,7 @@ def test_an_interrupt_ends_a_startup_that_waits_for_a_rank(script):
         def stay_away(rank, size, store, config):
             if rank == 1:
                 os.write(1, b"here\n")
-                store.gather("never complete", rank, 4, b"", 100)
+                store.all_gather("never complete", rank, 4, b"", 100)
             return connect(rank, size, store, config)
         if __name__ == "__main__":
             launch_module.connect = stay_away

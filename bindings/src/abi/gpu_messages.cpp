@@ -1,6 +1,7 @@
 // The C ABI of messages on GPUs.
 #include "abi/handles.h"
 #include "cuda/messages.h"
+#include "p2p/gpu.h"
 
 using namespace ringcomm;
 
@@ -32,7 +33,7 @@ int rc_gpu_messages_open(rc_comm* comm, const rc_gpu_messages_setup* setup) {
         check_pointer("setup.device", setup->device);
         check_range("setup.threads", setup->threads, 1, 1024);
         check_range("setup.shape.ranks", checked(setup->shape).ranks, entry.group().size, entry.group().size);
-        entry->p2p.connect_gpu(*setup);
+        entry->p2p.gpu().connect(*setup);
     });
 }
 
@@ -64,19 +65,19 @@ int rc_work_launched(rc_work* work, int* launched) {
 }
 
 int rc_gpu_messages_coalesce(rc_comm* comm, int begins) {
-    return enter(comm, [&](const EntryGuard& entry) { entry->p2p.coalesce(begins); });
+    return enter(comm, [&](const EntryGuard& entry) { entry->p2p.gpu().coalesce(begins); });
 }
 
 int rc_gpu_messages_wait(rc_comm* comm) {
     return enter(comm, [&](const EntryGuard& entry) {
         reject_in_signal_handler(entry.group());
-        entry->p2p.wait_gpu();
+        entry->p2p.gpu().wait();
     });
 }
 
 int rc_gpu_messages_read(rc_comm* comm, int* all) {
     return enter(comm, [&](const EntryGuard& entry) {
         check_pointer("all", all);
-        *all = entry->p2p.all_read();
+        *all = entry->p2p.gpu().all_read();
     });
 }

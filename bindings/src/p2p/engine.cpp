@@ -1,17 +1,16 @@
-// PointToPointEngine: its calls, and how it matches messages.
+// PointToPointEngine: its calls, from start to end, and a step of its progress.
 #include "p2p/engine.h"
 
 #include <algorithm>
-#include <cinttypes>
-#include <cstring>
 #include <utility>
 
+#include "p2p/async_request.h"
 #include "p2p/gpu.h"
-#include "p2p/request.h"
 
 namespace ringcomm {
 
-PointToPointEngine::PointToPointEngine(PeerGroup& group) : group_(group), sleeper_(group.sleeper()) {
+PointToPointEngine::PointToPointEngine(PeerGroup& group)
+    : group_(group), sleeper_(group.sleeper()), gpu_(std::make_unique<GpuTransfers>(*this)) {
     for (int p = 0; p < group.size; ++p) {
         if (p == group.rank) continue;
         endpoints_.push_back({p, group.open_channel(p)});
@@ -50,7 +49,7 @@ rc_message PointToPointEngine::exchange(const rc_transfer& outgoing, const rc_tr
 }
 
 std::shared_ptr<Work> PointToPointEngine::start(const rc_transfer& transfer) {
-    const auto async = std::make_shared<AsyncRequest>(*this, transfer);
+    const auto async = transfer.on_gpu ? gpu_->make_request(transfer) : std::make_shared<AsyncRequest>(*this, transfer);
     post(async->request);
     return async;
 }
@@ -90,15 +89,15 @@ void PointToPointEngine::post(std::span<Request* const> requests) {
     for (Request* request : requests) {
         if (!async) break;
         // Before anything else: it may throw.
-        if (request->gpu && !gpu_) reject("the GPU of this rank is not connected for messages");
-        if (needs_thread(*request)) start_progress_thread();
+        if (request->gpu) gpu_->check_connected();
+        if (request->gpu || needs_thread(*request)) start_progress_thread();
         if (request->gpu) gpu_->prepare(*request);
     }
     for (Request* request : requests) {
         if (!async) break;
         request->owner->open();
         ++async_open_;
-        request->urgent = is_urgent(*request);
+        request->urgent = request->gpu || is_urgent(*request);
         urgent_open_ += request->urgent;
     }
     const uint64_t start = tick_ns(), traced = group_.trace() ? ticks() : 0;
@@ -127,53 +126,12 @@ void PointToPointEngine::post(std::span<Request* const> requests) {
     if (async_open_ == 0) return;
     const auto found_no_room = [](const Request* request) { return request->sends && !request->is_done(); };
     const bool holds_up = async && std::ranges::any_of(requests, found_no_room);
-    if (holds_up || gpu_) try_start_progress_thread();  // gpu_: there may be copies of a send
+    if (holds_up || gpu_->connected()) try_start_progress_thread();  // it may have to copy what is sent
     progress_thread_.note_activity(holds_up || urgent_open_.load() > 0);
 }
 
-void PointToPointEngine::begin(Request& request) {
-    const rc_transfer& transfer = request.transfer;
-    if (gpu_ && request.sends) {
-        if (request.gpu) return gpu_->send(request);
-        gpu_->keep_order();
-    }
-    if (request.sends && transfer.peer == group_.rank) {
-        const bool synchronous = transfer.kind == RC_SEND_SYNCHRONOUS;
-        match(group_.rank, {PACKET_EAGER, uint32_t(transfer.dtype), transfer.tag, request.bytes, 0, 0}, request.data,
-              synchronous ? &request : nullptr);
-        if (!synchronous) complete(request);
-        return;
-    }
-    if (request.sends) {
-        Endpoint& endpoint = endpoint_of(transfer.peer);
-        flush_queue(endpoint);
-        return send_packet(endpoint, {is_eager(request) ? PACKET_EAGER : PACKET_RTS, &request, 0});
-    }
-    if (transfer.taken) {
-        const auto taken = taken_.extract(transfer.taken);
-        const UnexpectedMessage& message = taken.mapped();
-        return deliver(request, message.source, message.header, message.payload.data(), message.sender);
-    }
-    const auto found = find_unexpected(request);
-    if (found == unexpected_.end()) return post_receive(request);
-    if (transfer.kind == RC_PROBE) {
-        request.set_message(found->source, found->header);
-        return complete(request);
-    }
-    UnexpectedMessage message = std::move(*found);
-    unexpected_.erase(found);
-    if (request.takes(message.header)) return take(request, std::move(message));
-    deliver(request, message.source, message.header, message.payload.data(), message.sender);
-}
-
-std::list<PointToPointEngine::UnexpectedMessage>::iterator PointToPointEngine::find_unexpected(const Request& request) {
-    return std::find_if(unexpected_.begin(), unexpected_.end(), [&](const UnexpectedMessage& message) {
-        return request.matches(message.source, message.header);
-    });
-}
-
 void PointToPointEngine::post_receive(Request& request) {
-    posted_receives_.push_back(&request);
+    posted_.add(request);
     const int peer = request.transfer.peer;
     if (peer < 0) {
         ++posted_for_any_;
@@ -194,7 +152,7 @@ void PointToPointEngine::forget_posted(const Request& request) {
 
 // Returns false if a message has matched the receive.
 bool PointToPointEngine::withdraw(Request& request) {
-    if (std::erase(posted_receives_, &request) == 0) return false;
+    if (!posted_.remove(request)) return false;
     forget_posted(request);
     return true;
 }
@@ -203,85 +161,50 @@ bool PointToPointEngine::withdraw(Request& request) {
 // synchronous send has to know.
 bool PointToPointEngine::is_eager(const Request& request) {
     const rc_transfer& transfer = request.transfer;
-    if (request.gpu || transfer.kind != RC_SEND) return false;
+    if (transfer.kind != RC_SEND) return false;
     return transfer.peer == group_.rank || request.bytes <= endpoint_of(transfer.peer).channel->eager_bytes;
 }
 
-void PointToPointEngine::match(int source, const PacketHeader& header, const std::byte* payload, Request* sender) {
-    // An eager send is complete already, so its payload is kept here until a receive matches.
-    const auto kept = [&]() -> UnexpectedMessage {
-        const size_t bytes = header.kind == PACKET_EAGER ? header.bytes : 0;
-        return {source, header, {payload, payload + bytes}, sender};
-    };
-    for (auto at = posted_receives_.begin(); at != posted_receives_.end();) {
-        Request& request = **at;
-        if (!request.matches(source, header)) {
-            ++at;
-            continue;
-        }
-        at = posted_receives_.erase(at);
-        forget_posted(request);
-        if (request.takes(header)) return take(request, kept());
-        if (request.transfer.kind != RC_PROBE) return deliver(request, source, header, payload, sender);
-        request.set_message(source, header);
-        complete(request);
-    }
-    unexpected_.push_back(kept());
+// Moves one piece of each large message at a time, because the lock is held.
+bool PointToPointEngine::progress(Peers peers) {
+    group_.progress();
+    const bool on_gpu = gpu_->connected();
+    bool moved = visit_peers(on_gpu ? Peers::ALL : peers);
+    if (on_gpu) moved |= gpu_->progress();
+    // More may be ready to move, and no peer rings for that: make sleeping threads check again.
+    if (std::exchange(completed_, false) || moved) sleeper_.wake();
+    return moved;
 }
 
-void PointToPointEngine::deliver(Request& request, int source, const PacketHeader& header, const std::byte* payload,
-                                 Request* sender) {
-    request.set_message(source, header);
-    request.number = header.number;
-    const int kind = request.transfer.kind;
-    const bool as_bytes = kind == RC_RECV_MESSAGE || kind == RC_RECV_OR_TAKE;
-    const bool at_most = as_bytes || kind == RC_RECV_AT_MOST;
-    const bool fits = (at_most ? header.bytes <= request.bytes : header.bytes == request.bytes) &&
-                      (as_bytes || header.dtype == uint32_t(request.transfer.dtype));
-    if (!fits) {
-        const auto array = [&](int dtype, uint64_t bytes) {
-            return as_bytes ? format("%" PRIu64 " bytes", bytes)
-                            : format("%s x %" PRIu64, dtype_name(dtype), bytes / dtype_bytes(dtype));
-        };
-        const std::string sent = array(header.dtype, header.bytes);
-        request.set_mismatch(source, format("rank %d sent %s, but ", source, sent.c_str()) + request.describe_call(),
-                             (at_most ? "at most " : "") + array(request.transfer.dtype, request.bytes), sent);
-    }
-    request.bytes = header.bytes;
-    if (kind == RC_RECV_OR_TAKE) group_.flight.count_bytes(request.bytes);
-    if (header.kind == PACKET_EAGER) {
-        const bool to_gpu = fits && request.gpu;
-        if (to_gpu) {
-            gpu_->receive(request, payload);
-        } else if (fits) {
-            output_stores_.copy(request.data, payload, request.bytes);
-        }
-        if (sender) complete(*sender);  // after the copy: the payload may be its own
-        if (!to_gpu) complete(request);
-        return;
-    }
-    answer_rts(request, header);
+// GPU completions wake no thread: while something is in flight there, a wait polls.
+uint64_t PointToPointEngine::next_look(uint64_t deadline) const {
+    constexpr uint64_t LOOK_NS = 100'000;
+    return gpu_->busy() ? std::min(deadline, now_ns() + LOOK_NS) : deadline;
 }
 
-void PointToPointEngine::complete(Request& request) {
-    const int status = request.failure ? request.failure->error.code : RC_OK;
-    if (!request.polls) group_.flight.end(request.flight, status);
-    if (Trace* trace = group_.trace(); trace && request.traced && !request.polls) {
-        TraceEntry entry{request.traced_signature(), request.traced, ticks(), {}};
-        entry.call = {request.traced_count(), 0, 0, 0, int16_t(-1), int8_t(status), request.async != nullptr, 0};
-        trace->add(entry);
+void PointToPointEngine::announce_close() {
+    if (!group_.used()) return;  // it has sent nothing, and this would take memory
+    group_.ensure_ready();
+    const std::lock_guard lock(mutex_);
+    if (stopping_ || gpu_->connected()) return;  // messages on a GPU may still have to be announced
+    for (Endpoint& endpoint : endpoints_) {
+        if (endpoint.channel && !group_.closed(endpoint.peer)) send_packet(endpoint, {PACKET_CLOSE});
     }
-    completed_ = true;
-    const auto async = std::move(request.async);
-    if (async) async->message = request.message;
-    if (async && request.gpu && gpu_) {
-        gpu_->finish(async);
-    } else if (async) {
-        --async_open_;
-        urgent_open_ -= request.urgent;
-        async->finish(request.failure ? std::make_unique<Failure>(*request.failure) : nullptr);
+}
+
+void PointToPointEngine::stop() {
+    group_.drains->remove(this);
+    {
+        const std::lock_guard lock(mutex_);
+        if (stopping_) return;
+        stopping_ = true;
+        progress_thread_.stop();
     }
-    request.done.store(true, std::memory_order_release);  // last: the waiting thread may destroy the request
+    progress_thread_.join();
+    const std::lock_guard lock(mutex_);
+    gpu_->drain();
+    fail_all(Failure(RC_CLOSED, "this communicator was closed", group_.rank));
+    gpu_->drain();
 }
 
 }  // namespace ringcomm

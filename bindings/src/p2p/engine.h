@@ -11,17 +11,19 @@
 // thread makes calls, a progress thread does.
 //
 // A step looks at the rings of the peers with which something is pending, and at one other.
+//
+// Messages of arrays on GPUs are matched as all others; GpuTransfers (gpu.h) moves their data. engine.cpp and
+// transfer.cpp hand them over; packets.cpp, large_message.cpp, waiting.cpp and probe.cpp know only host memory.
 #pragma once
 
-#include <deque>
-#include <list>
 #include <map>
 #include <optional>
 #include <span>
 
 #include "core/progress_thread.h"
 #include "core/stores.h"
-#include "p2p/channel.h"
+#include "p2p/endpoint.h"
+#include "p2p/matching.h"
 
 #include "ringcomm.h"
 
@@ -30,7 +32,7 @@ namespace ringcomm {
 constexpr size_t MAX_BUFFERED_MESSAGE = 4096;
 constexpr size_t MAX_BUFFERED = 16 << 20;  // per peer, with some 250 bytes for each message; beyond, a send blocks
 
-constexpr bool sends(int kind) { return kind <= RC_SEND_SYNCHRONOUS; }
+class GpuTransfers;
 
 class PointToPointEngine {
 public:
@@ -52,69 +54,35 @@ public:
     std::optional<Failure> flush();
     void stop();  // after group.start_closing()
 
-    // --- Messages on GPUs.
-
-    void connect_gpu(const rc_gpu_messages_setup& setup);  // once, before the first one
-    // Until a call of it with false, or a wait, what can be launched together is not launched.
-    void coalesce(bool begins);
-    void wait_gpu();  // until what is in flight has ended
-    bool all_read();  // by the peers: the memory of the setup can be freed once this is closed
+    GpuTransfers& gpu() { return *gpu_; }
 
 private:
-    struct Request;      // an open send, receive or probe, owned by its caller
-    class AsyncRequest;  // an asynchronous one, which owns itself
-    struct BufferedSend;
+    friend AsyncRequest;
+    friend GpuTransfers;
     class Waiter;
-    class EndChecks;
-    class Gpu;
-
-    struct UnexpectedMessage {
-        int source;
-        PacketHeader header;
-        std::vector<std::byte> payload;
-        Request* sender;  // of a synchronous send to this rank itself, which is done once this is received
-    };
-    struct PendingPacket {
-        PacketKind kind;
-        Request* request;
-        uint64_t number;                        // of the RTS that it answers
-        std::shared_ptr<BufferedSend> owned{};  // `request` is its own
-        uint64_t location = 0, bytes = 0;       // of the header, unless it is known only later
-    };
-    struct Endpoint {
-        int peer;
-        std::unique_ptr<PacketChannel> channel;  // nullptr: the group has none to this peer
-        std::deque<PendingPacket> queue{};       // waiting for room in the channel
-        int buffered = 0;                        // packets in the queue that are buffered sends
-        size_t buffered_bytes = 0;
-        std::vector<Request*> rts_sent{};      // sends that are not known to have arrived
-        std::vector<Request*> rts_received{};  // receives matched by an RTS
-        uint64_t rts_count = 0;
-        int posted = 0;        // receives and probes of its messages
-        bool watched = false;  // it is in watched_
-        bool closes = false;   // the peer has announced that it does
-        bool arena_sent = false;
-        std::vector<std::byte> arena{};  // the handle of the peer's arena, once it has come
-
-        bool has_pending() const { return posted || !queue.empty() || !rts_sent.empty() || !rts_received.empty(); }
-    };
 
     void post(std::span<Request* const> requests);
     void post(Request& request);
-    void begin(Request& request);
     bool is_eager(const Request& request);
     bool needs_thread(const Request& request);
     bool is_urgent(const Request& request);
-    std::list<UnexpectedMessage>::iterator find_unexpected(const Request& request);
     void post_receive(Request& request);
     void forget_posted(const Request& request);
     bool withdraw(Request& request);
-    void match(int source, const PacketHeader& header, const std::byte* payload, Request* sender = nullptr);
-    void deliver(Request& request, int source, const PacketHeader& header, const std::byte* payload, Request* sender);
-    // packets.cpp
     enum class Peers { EXPECTED, ALL };            // to look at
     bool progress(Peers peers = Peers::EXPECTED);  // true if anything moved
+    uint64_t next_look(uint64_t deadline) const;
+    // transfer.cpp
+    void begin(Request& request);
+    void match(int source, const PacketHeader& header, const std::byte* payload, Request* sender = nullptr);
+    void deliver(Request& request, int source, const PacketHeader& header, const std::byte* payload, Request* sender);
+    void handle(Endpoint& endpoint, const PacketHeader& header, const std::byte* payload);
+    void send_data(Endpoint& endpoint, Request& request, const PacketHeader& cts);
+    void receive_data(Request& request, const std::byte* payload, size_t bytes);
+    void complete(Request& request);
+    // packets.cpp
     void watch(Endpoint& endpoint);
+    bool visit_peers(Peers peers);
     bool visit_watched();
     bool visit(Endpoint& endpoint);
     void send_packet(Endpoint& endpoint, PendingPacket packet);
@@ -126,7 +94,6 @@ private:
     bool try_write(Endpoint& endpoint, PendingPacket packet);
     bool flush_queue(Endpoint& endpoint);
     bool receive_packets(Endpoint& endpoint);
-    void handle(Endpoint& endpoint, const PacketHeader& header, const std::byte* payload);
     // probe.cpp
     void take(Request& request, UnexpectedMessage message);
     void check_taken(const Request& request) const;
@@ -134,18 +101,14 @@ private:
     // large_message.cpp
     const std::byte* prepare_rendezvous(Endpoint& endpoint, const Request& request, PacketHeader& header) const;
     void rendezvous_written(Endpoint& endpoint, PendingPacket packet, size_t bytes);
-    void answer_rts(Request& request, const PacketHeader& header);
+    void answer_rts(Endpoint& endpoint, Request& request, const PacketHeader& header);
     void handle_rendezvous(Endpoint& endpoint, const PacketHeader& header, const std::byte* payload);
     bool read_next(Endpoint& endpoint);
 
-    void complete(Request& request);
     void fail(Request& request, const Failure& failure);
     void fail_all(const Failure& failure, const Request* spared = nullptr);
     Failure break_group(const std::exception& error);
     void wait(Request& request, uint64_t deadline = UINT64_MAX);
-    void wait_end(AsyncRequest& async, uint64_t deadline);  // of its launches
-    void order(const Request& request, void* stream);
-    uint64_t next_look(uint64_t deadline) const;
     void look(Request& request);
     void drain();
     void advance();
@@ -168,13 +131,13 @@ private:
     PeerGroup& group_;
     Sleeper& sleeper_;
     std::mutex mutex_;
-    std::unique_ptr<Gpu> gpu_;                     // nullptr: none is connected
-    std::vector<Endpoint> endpoints_;              // one per peer
-    std::vector<Endpoint*> watched_;               // at which each step looks
-    size_t turn_ = 0;                              // the other one at which the last step has looked
-    std::vector<Request*> posted_receives_;        // unmatched receives and probes, in order
-    int posted_for_any_ = 0;                       // of them, from any source
-    std::list<UnexpectedMessage> unexpected_;      // unmatched, in order
+    const std::unique_ptr<GpuTransfers> gpu_;
+    std::vector<Endpoint> endpoints_;  // one per peer
+    std::vector<Endpoint*> watched_;   // at which each step looks
+    size_t turn_ = 0;                  // the other one at which the last step has looked
+    PostedReceives posted_;            // unmatched receives and probes
+    int posted_for_any_ = 0;           // of them, from any source
+    UnexpectedMessages unexpected_;
     std::map<uint64_t, UnexpectedMessage> taken_;  // by number
     OutputStores output_stores_;
     uint64_t taken_count_ = 0;

@@ -3,18 +3,18 @@
 #include <cstring>
 #include <utility>
 
+#include "p2p/async_request.h"
 #include "p2p/gpu.h"
-#include "p2p/request.h"
 
 namespace ringcomm {
 
 template <class Function>
 void PointToPointEngine::for_each_open(Function function) {
-    for (Request* request : posted_receives_) function(*request);
+    for (Request* request : posted_.in_order()) function(*request);
     const auto waits = [&](const UnexpectedMessage& message) {
         if (message.sender) function(*message.sender);
     };
-    for (const UnexpectedMessage& message : unexpected_) waits(message);
+    for (const UnexpectedMessage& message : unexpected_.in_order()) waits(message);
     for (const auto& [number, message] : taken_) waits(message);
     for (Endpoint& endpoint : endpoints_) {
         for (const PendingPacket& packet : endpoint.queue) {
@@ -36,7 +36,7 @@ std::optional<Failure> PointToPointEngine::find_failure(const Request* waited_fo
         if (failure && &request != waited_for) return;
         if (auto found = find_failure(request, now)) failure = std::move(found);
     });
-    if (!failure && gpu_ && gpu_->busy()) failure = gpu_->find_failure();
+    if (!failure && gpu_->busy()) failure = gpu_->find_failure();
     if (!failure && waited_for) failure = find_senders_closed(*waited_for);
     return failure;
 }
@@ -122,7 +122,7 @@ void PointToPointEngine::fail_all(const Failure& failure, const Request* spared)
     for_each_open([&](Request& request) {
         if (&request != spared && !request.buffered) open.push_back(&request);
     });
-    posted_receives_.clear();
+    posted_.clear();
     posted_for_any_ = 0;
     unexpected_.clear();  // and with them the senders
     taken_.clear();
@@ -134,7 +134,7 @@ void PointToPointEngine::fail_all(const Failure& failure, const Request* spared)
         endpoint.rts_sent.clear();
         endpoint.rts_received.clear();
     }
-    if (gpu_) gpu_->fail(failure);
+    if (gpu_->connected()) gpu_->fail(failure);
     for (Request* request : open) fail(*request, failure);
     sleeper_.wake();
 }

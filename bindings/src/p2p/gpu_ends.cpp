@@ -1,25 +1,24 @@
-// How launches of messages end or fail, and how threads wait for them.
+// How launches of messages end or fail.
 #include "p2p/gpu.h"
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include "p2p/async_request.h"
+
 namespace ringcomm {
 
-void PointToPointEngine::Gpu::finish(std::shared_ptr<AsyncRequest> async) {
+void GpuTransfers::finish(std::shared_ptr<AsyncRequest> async) {
     Request& request = async->request;
     GpuRequest& gpu = *request.gpu;
     auto failure = request.failure ? std::make_unique<Failure>(*request.failure) : nullptr;
-    if (request.to_host && !request.to_host->chunks.empty()) {  // it has failed while these are copied
-        gpu.end = request.to_host->chunks.back().copied;
-        gpu.copies = true;
-    }
+    drop_outgoing(request);
     const bool waited_for = gpu.copies || request.transfer.async || request.transfer.stream == STREAM_PER_THREAD;
     if (gpu.stream && !gpu.end && waited_for) {
         try {
-            const auto context = gpus.current();
-            gpu.end = gpus.record(gpu.stream);
+            const auto context = gpus_->current();
+            gpu.end = gpus_->record(gpu.stream);
         } catch (const Failure&) {  // the context is broken
             gpu.copies = false;
         }
@@ -28,19 +27,18 @@ void PointToPointEngine::Gpu::finish(std::shared_ptr<AsyncRequest> async) {
     busy_.store(true);
 }
 
-bool PointToPointEngine::Gpu::over(const Request& request) const {
+bool GpuTransfers::over(const Request& request) const {
     const GpuRequest& gpu = *request.gpu;
-    if (gpu.launch && !gpus.ended(gpu.launch)) return false;
-    return !gpu.copies || !gpu.end || gpus.reached(gpu.end);
+    if (gpu.launch && !gpus_->ended(gpu.launch)) return false;
+    return !gpu.copies || !gpu.end || gpus_->reached(gpu.end);
 }
 
-bool PointToPointEngine::Gpu::end_running() {
+bool GpuTransfers::end_running() {
     if (running_.empty()) return false;
-    const auto context = gpus.current();
+    const auto context = gpus_->current();
     return std::erase_if(running_, [&](Running& each) {
         if (!over(each.async->request)) return false;
         each.async->request.gpu->buffer.reset();
-        each.async->request.to_host.reset();
         --engine_.async_open_;
         engine_.urgent_open_ -= each.async->request.urgent;
         each.async->finish(std::move(each.failure));
@@ -48,9 +46,9 @@ bool PointToPointEngine::Gpu::end_running() {
     });
 }
 
-bool PointToPointEngine::Gpu::progress() {
+bool GpuTransfers::progress() {
     try {
-        if (gpus.failed() && !gpus.aborted()) check_kernels();
+        if (gpus_->failed() && !gpus_->aborted()) check_kernels();
         if (!kept_.empty()) free_kept();
         if (!staged_.empty()) drop_unreceived();
         if (!fetching_.empty() && !coalescing_) launch_fetches();
@@ -65,21 +63,14 @@ bool PointToPointEngine::Gpu::progress() {
     }
 }
 
-void PointToPointEngine::Gpu::free_kept() {
-    const auto context = gpus.current();
-    std::erase_if(kept_, [&](const auto& each) { return gpus.reached(each.second); });
+void GpuTransfers::free_kept() {
+    const auto context = gpus_->current();
+    std::erase_if(kept_, [&](const auto& each) { return gpus_->reached(each.second); });
 }
 
-void PointToPointEngine::Gpu::coalesce(bool begins) {
-    coalescing_ = begins;
-    if (begins) return;
-    launch_staging();
-    launch_fetches();
-}
-
-void PointToPointEngine::Gpu::check_kernels() {
-    const cuda::Record record = gpus.record();
-    gpus.abort();
+void GpuTransfers::check_kernels() {
+    const cuda::Record record = gpus_->record();
+    gpus_->abort();
     const auto& launched = launched_[record.call % cuda::MAX_LAUNCHES];
     const auto found = std::find_if(launched.begin(), launched.end(), [&](const Launched& each) {
         return each.number == record.epoch && (sends(each.transfer.kind) || each.peer == record.peer);
@@ -90,20 +81,20 @@ void PointToPointEngine::Gpu::check_kernels() {
     if (record.reason == cuda::MISMATCH) {
         throw Failure(RC_SYSTEM,
                       format("rank %d found a different message where it expected %s on ", group_.rank, call.c_str()) +
-                          gpus.device,
+                          gpus_->device,
                       group_.rank);
     }
     const char* const why = record.reason == cuda::NO_SLOT ? "has not read an earlier message of this rank"
                                                            : "has not reached the send on its stream";
     throw Failure(RC_TIMEOUT,
-                  format("rank %d waited %.3g s for ", group_.rank, seconds) + call + " on " + gpus.device +
+                  format("rank %d waited %.3g s for ", group_.rank, seconds) + call + " on " + gpus_->device +
                       format(": rank %d ", record.peer) + why,
                   record.peer);
 }
 
-std::optional<Failure> PointToPointEngine::Gpu::find_failure() {
-    if (const std::string broken = gpus.broken_context(); !broken.empty())
-        return Failure(RC_SYSTEM, gpus.device + " has failed: " + broken, group_.rank);
+std::optional<Failure> GpuTransfers::find_failure() {
+    if (const std::string broken = gpus_->broken_context(); !broken.empty())
+        return Failure(RC_SYSTEM, gpus_->device + " has failed: " + broken, group_.rank);
     for (Running& each : running_) {
         const Request& request = each.async->request;
         const int source = request.message.source;
@@ -114,13 +105,15 @@ std::optional<Failure> PointToPointEngine::Gpu::find_failure() {
     return {};
 }
 
-void PointToPointEngine::Gpu::fail(const Failure& failure) {
-    gpus.abort();
+void GpuTransfers::fail(const Failure& failure) {
+    gpus_->abort();
     chunking_.clear();
     fetching_.clear();
     std::vector<Request*> open(staging_.begin(), staging_.end());
-    for (const Outgoing& each : outgoing_)
+    for (Outgoing& each : outgoing_) {
+        keep_chunks(each);
         if (!each.endpoint) open.push_back(each.request);
+    }
     for (const Incoming& each : incoming_)
         if (!each.endpoint) open.push_back(each.request);
     outgoing_.clear();
@@ -128,121 +121,23 @@ void PointToPointEngine::Gpu::fail(const Failure& failure) {
     staging_.clear();
     for (Request* request : open) engine_.fail(*request, failure);
     engine_.async_open_ -= int(staged_.size());
-    for (auto& [request, staged] : std::exchange(staged_, {})) gpus.drop(staged.transfer.slot, staged.launch);
+    for (const auto& [request, staged] : std::exchange(staged_, {})) gpus_->drop(staged->stage.slot, staged->launch);
 }
 
-std::vector<std::shared_ptr<PointToPointEngine::AsyncRequest>> PointToPointEngine::Gpu::in_flight() const {
-    std::vector<std::shared_ptr<AsyncRequest>> requests;
-    for (const Running& each : running_) requests.push_back(each.async);
-    return requests;
-}
-
-void PointToPointEngine::Gpu::drain() {
+void GpuTransfers::drain() {
     constexpr uint64_t PATIENCE_NS = 2'000'000'000;
+    if (!connected()) return;
     const uint64_t start = now_ns();
     while (!running_.empty()) {
-        if (now_ns() - start > PATIENCE_NS) gpus.abort();
-        if (!gpus.broken_context().empty()) {
+        if (now_ns() - start > PATIENCE_NS) gpus_->abort();
+        if (!gpus_->broken_context().empty()) {
             for (Running& each : std::exchange(running_, {})) each.async->finish(std::move(each.failure));
             return;
         }
         end_running();
         yield_core();
     }
-    gpus.finish_copies();
-}
-
-// ---- The engine.
-
-// GPU completions wake no thread: while something is in flight there, a wait polls.
-uint64_t PointToPointEngine::next_look(uint64_t deadline) const {
-    constexpr uint64_t LOOK_NS = 100'000;
-    return gpu_ && gpu_->busy() ? std::min(deadline, now_ns() + LOOK_NS) : deadline;
-}
-
-// While launches are in flight, for the end of one.
-class PointToPointEngine::EndChecks final : public WaitChecks {
-public:
-    EndChecks(PointToPointEngine& engine, const Request& request, uint64_t deadline)
-        : engine_(engine), request_(request), deadline_(deadline) {}
-
-    std::optional<Failure> stop_reason() override {
-        if (auto failure = engine_.group_.stop_reason(call_name(request_.call()))) return failure;
-        const std::lock_guard lock(engine_.mutex_);
-        if (auto failure = engine_.find_failure()) return failure;
-        if (now_ns() < deadline_) return {};
-        const std::string text = format("rank %d: ", engine_.group_.rank) + request_.describe_call();
-        return Failure(RC_TIMEOUT, text + " did not end within the timeout of wait", engine_.group_.rank);
-    }
-    [[noreturn]] void fail(const Failure& failure) override { engine_.group_.fail(failure); }
-    bool yield() override { return engine_.group_.yield(); }
-    uint64_t deadline() const override { return engine_.next_look(deadline_); }
-
-private:
-    PointToPointEngine& engine_;
-    const Request& request_;
-    const uint64_t deadline_;
-};
-
-void PointToPointEngine::wait_end(AsyncRequest& async, uint64_t deadline) {
-    const auto ended = [&] {
-        if (!async.done()) advance();
-        return async.done();
-    };
-    try {
-        EndChecks checks(*this, async.request, deadline);
-        wait_until(ended, sleeper_, group_.spin_policy, checks);
-    } catch (const Failure& failure) {
-        {
-            const std::lock_guard lock(mutex_);
-            fail_all(failure);
-        }
-        while (!async.done()) {  // the kernel sees the abort, or has not begun: the program queued work before it
-            try {
-                advance();
-            } catch (const Failure&) {
-            }
-            yield_core();
-        }
-        throw;
-    }
-}
-
-void PointToPointEngine::order(const Request& request, void* stream) {
-    const std::lock_guard lock(mutex_);
-    if (!gpu_ || !request.gpu || !request.gpu->end) return;
-    const auto context = gpu_->gpus.current();
-    gpu_->gpus.wait(static_cast<CUstream>(stream), request.gpu->end);
-}
-
-void PointToPointEngine::connect_gpu(const rc_gpu_messages_setup& setup) {
-    const std::lock_guard lock(mutex_);
-    gpu_ = std::make_unique<Gpu>(*this, open_driver(setup.driver), setup);
-}
-
-void PointToPointEngine::coalesce(bool begins) {
-    const std::lock_guard lock(mutex_);
-    if (!gpu_) return;
-    try {
-        gpu_->coalesce(begins);
-    } catch (const std::exception& error) {
-        throw break_group(error);
-    }
-}
-
-bool PointToPointEngine::all_read() {
-    const std::lock_guard lock(mutex_);
-    if (gpu_) progress();
-    return !gpu_ || gpu_->gpus.all_read();
-}
-
-void PointToPointEngine::wait_gpu() {
-    std::vector<std::shared_ptr<AsyncRequest>> requests;
-    {
-        const std::lock_guard lock(mutex_);
-        if (gpu_) requests = gpu_->in_flight();
-    }
-    for (const auto& request : requests) wait_end(*request, UINT64_MAX);
+    gpus_->finish_copies();
 }
 
 }  // namespace ringcomm

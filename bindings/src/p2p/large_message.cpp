@@ -10,8 +10,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "p2p/gpu.h"
-#include "p2p/request.h"
+#include "p2p/engine.h"
 
 namespace ringcomm {
 
@@ -26,13 +25,12 @@ const std::byte* PointToPointEngine::prepare_rendezvous(Endpoint& endpoint, cons
                                                         PacketHeader& header) const {
     if (header.kind == PACKET_DATA) {
         about_to_wait();  // to copy so much takes long
-        header.bytes = std::min(endpoint.channel->data_bytes, request.sendable() - request.moved);
-        return request.next_byte();
+        header.bytes = std::min(endpoint.channel->data_bytes, request.sendable.size());
+        return request.sendable.data();
     }
     if (header.kind == PACKET_RTS) {
         header.number = endpoint.rts_count + 1;
-        header.location =
-            request.location ? request.location : endpoint.channel->offer_memory(request.data, request.bytes);
+        if (!header.location) header.location = endpoint.channel->offer_memory(request.data, request.bytes);
     }
     return nullptr;
 }
@@ -47,14 +45,12 @@ void PointToPointEngine::rendezvous_written(Endpoint& endpoint, PendingPacket pa
             break;
         case PACKET_DATA:
             request.moved += bytes;
-            if (request.moved < request.sendable()) {
+            request.sendable = request.sendable.subspan(bytes);
+            if (!request.sendable.empty()) {
                 endpoint.queue.push_back(packet);
-            } else if (request.moved < request.bytes) {
-                gpu_->chunk_sent(request);
-            } else {
-                if (request.to_host) gpu_->chunk_sent(request);
+            } else if (request.moved == request.bytes) {
                 std::erase(endpoint.rts_sent, &request);
-                request.buffered ? gpu_->free_slot(request, false) : complete(request);
+                complete(request);
             }
             break;
         case PACKET_FIN:
@@ -66,19 +62,11 @@ void PointToPointEngine::rendezvous_written(Endpoint& endpoint, PendingPacket pa
     }
 }
 
-void PointToPointEngine::answer_rts(Request& request, const PacketHeader& header) {
-    if (header.kind == PACKET_OWN) return gpu_->receive_own(request, header);
-    Endpoint& endpoint = endpoint_of(request.message.source);
-    endpoint.rts_received.push_back(&request);
-    watch(endpoint);
+void PointToPointEngine::answer_rts(Endpoint& endpoint, Request& request, const PacketHeader& header) {
     if (request.failure) {
         // A message that is too long for its receive is no mistake of the sender.
         const PacketKind answer = request.transfer.kind == RC_RECV_MESSAGE ? PACKET_FIN : PACKET_NACK;
         send_packet(endpoint, {answer, &request, header.number});
-    } else if (request.gpu) {
-        gpu_->answer_rts(endpoint, request, header);
-    } else if (header.location & GpuLocation::ON_GPU) {
-        send_packet(endpoint, {PACKET_CTS, &request, header.number});
     } else if (header.location && endpoint.channel->reads_memory(header.location)) {
         request.location = header.location;
     } else {
@@ -88,29 +76,23 @@ void PointToPointEngine::answer_rts(Request& request, const PacketHeader& header
 
 void PointToPointEngine::handle_rendezvous(Endpoint& endpoint, const PacketHeader& header, const std::byte* payload) {
     std::vector<Request*>& requests = header.kind == PACKET_DATA ? endpoint.rts_received : endpoint.rts_sent;
-    const auto found = std::find_if(requests.begin(), requests.end(),
-                                    [&](Request* request) { return request->number == header.number; });
+    const auto found = find_numbered(requests, header.number);
     if (found == requests.end()) return;  // failed here: the communicator is broken
     Request& request = **found;
-    if (header.kind == PACKET_CTS && request.location) return gpu_->continue_send(endpoint, request, header);
-    if (header.kind == PACKET_CTS) return send_packet(endpoint, {PACKET_DATA, &request, header.number});
+    if (header.kind == PACKET_CTS) return send_data(endpoint, request, header);
     if (header.kind == PACKET_DATA) {
         about_to_wait();
-        if (request.gpu) {
-            gpu_->put(request, payload, header.bytes);
-        } else {
-            output_stores_.copy(request.data + request.moved, payload, header.bytes);
-        }
+        receive_data(request, payload, header.bytes);
         request.moved += header.bytes;
         if (request.moved < request.bytes) return;
     }
-    requests.erase(found);
-    if (request.buffered) return gpu_->free_slot(request, header.kind == PACKET_FIN && header.location);
     if (header.kind == PACKET_NACK) {
         const std::string call = request.describe_call();
         request.set_mismatch(endpoint.peer, format("rank %d expects another size or dtype than ", endpoint.peer) + call,
                              "", call);
     }
+    if (header.kind == PACKET_FIN) request.location = header.location;
+    requests.erase(found);
     complete(request);
 }
 

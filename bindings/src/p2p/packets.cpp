@@ -1,23 +1,14 @@
 // How PointToPointEngine moves packets: whose rings it looks at, and what it keeps for a peer that makes no room.
 #include <utility>
 
-#include "p2p/gpu.h"
-#include "p2p/request.h"
+#include "p2p/engine.h"
 
 namespace ringcomm {
 
-// Moves one piece of each large message at a time, because the lock is held.
-bool PointToPointEngine::progress(Peers peers) {
-    group_.progress();
+bool PointToPointEngine::visit_peers(Peers peers) {
+    if (peers == Peers::EXPECTED && !posted_for_any_) return visit_watched();
     bool moved = false;
-    if (peers == Peers::ALL || posted_for_any_ || gpu_) {
-        for (Endpoint& endpoint : endpoints_) moved |= visit(endpoint);
-    } else {
-        moved = visit_watched();
-    }
-    if (gpu_) moved |= gpu_->progress();
-    // More may be ready to move, and no peer rings for that: make sleeping threads check again.
-    if (std::exchange(completed_, false) || moved) sleeper_.wake();
+    for (Endpoint& endpoint : endpoints_) moved |= visit(endpoint);
     return moved;
 }
 
@@ -53,16 +44,6 @@ bool PointToPointEngine::visit(Endpoint& endpoint) {
     return moved;
 }
 
-void PointToPointEngine::announce_close() {
-    if (!group_.used()) return;  // it has sent nothing, and this would take memory
-    group_.ensure_ready();
-    const std::lock_guard lock(mutex_);
-    if (stopping_ || gpu_) return;  // messages on a GPU may still have to be announced
-    for (Endpoint& endpoint : endpoints_) {
-        if (endpoint.channel && !group_.closed(endpoint.peer)) send_packet(endpoint, {PACKET_CLOSE, nullptr, 0});
-    }
-}
-
 // Queued packets go first: packets keep their order, and large messages do not starve.
 void PointToPointEngine::send_packet(Endpoint& endpoint, PendingPacket packet) {
     if (endpoint.queue.empty() && try_write(endpoint, packet)) return;
@@ -73,7 +54,7 @@ void PointToPointEngine::send_packet(Endpoint& endpoint, PendingPacket packet) {
 }
 
 size_t PointToPointEngine::cost(const Request& request) {
-    return sizeof(BufferedSend) + (request.data ? request.bytes : 0);  // nullptr: staged on the GPU
+    return sizeof(BufferedSend) + (request.data ? request.bytes : 0);  // nullptr: it lies elsewhere
 }
 
 // Completes a queued send whose receiver makes no room: from now on a copy is queued. Returns false if the send is not
@@ -84,8 +65,9 @@ bool PointToPointEngine::try_buffer(Endpoint& endpoint, PendingPacket& packet) {
     if (sent.buffered || sent.bytes > MAX_BUFFERED_MESSAGE) return false;
     if (endpoint.buffered_bytes + cost(sent) > MAX_BUFFERED) return false;
     if (!try_start_progress_thread()) return false;
-    packet.owned = std::make_shared<BufferedSend>(sent);
-    packet.request = &packet.owned->request;
+    const auto buffered = std::make_shared<BufferedSend>(sent);
+    packet.owned = {buffered, &buffered->request};
+    packet.request = packet.owned.get();
     note_buffered(endpoint, sent);
     progress_thread_.hurry();
     const bool wakes = completed_ || sent.async;  // nobody else waits for a blocking send: let it sleep
@@ -98,7 +80,6 @@ bool PointToPointEngine::try_buffer(Endpoint& endpoint, PendingPacket& packet) {
 void PointToPointEngine::drop_buffered(Endpoint& endpoint) {
     std::erase_if(endpoint.queue, [&](const PendingPacket& packet) {
         if (packet.owned) forget_buffered(endpoint, *packet.request);
-        if (packet.owned && packet.kind == PACKET_RTS && gpu_) gpu_->free_slot(*packet.request, false);
         return packet.owned != nullptr;
     });
 }
@@ -133,8 +114,7 @@ bool PointToPointEngine::try_write(Endpoint& endpoint, PendingPacket packet) {
     Request* const request = packet.request;
     PacketHeader header{packet.kind, 0, 0, packet.bytes, packet.number, packet.location};
     const std::byte* payload = nullptr;
-    if (packet.kind == PACKET_CLOSE) return endpoint.channel->try_write(header, nullptr);
-    if (packet.kind >= PACKET_ARENA) return gpu_->try_write(endpoint, header);
+    if (!request) return endpoint.channel->try_write(header, packet.payload);
     if (packet.kind == PACKET_EAGER || packet.kind == PACKET_RTS) {
         header.dtype = request->transfer.dtype;
         header.tag = request->transfer.tag;
@@ -168,17 +148,6 @@ bool PointToPointEngine::receive_packets(Endpoint& endpoint) {
         stops = channel.consume();
     }
     return read;
-}
-
-void PointToPointEngine::handle(Endpoint& endpoint, const PacketHeader& header, const std::byte* payload) {
-    if (header.kind == PACKET_EAGER || header.kind == PACKET_RTS) return match(endpoint.peer, header, payload);
-    if (header.kind == PACKET_CLOSE) {
-        endpoint.closes = true;
-        return;
-    }
-    if (header.kind == PACKET_ARENA) return endpoint.arena.assign(payload, payload + header.bytes);
-    if (header.kind > PACKET_ARENA) return gpu_->handle(endpoint, header);
-    handle_rendezvous(endpoint, header, payload);
 }
 
 }  // namespace ringcomm

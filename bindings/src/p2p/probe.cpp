@@ -1,7 +1,7 @@
 // What PointToPointEngine does for MPI beside sends and receives: probes, messages taken by them, and cancel.
 #include <utility>
 
-#include "p2p/request.h"
+#include "p2p/engine.h"
 
 namespace ringcomm {
 

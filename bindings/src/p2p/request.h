@@ -1,45 +1,34 @@
-// One open send, receive or probe.
+// One open send, receive or probe: what the engine knows of it.
 #pragma once
 
+#include <atomic>
 #include <cinttypes>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "core/signature.h"
-#include "cuda/messages.h"
+#include "core/work.h"
 #include "kernels/cpu/kernels.h"
-#include "p2p/engine.h"
+#include "p2p/channel.h"
+
+#include "ringcomm.h"
 
 namespace ringcomm {
 
-// What the request of an array on a GPU has beside others.
-struct GpuRequest {
-    CUstream stream = nullptr;  // of its launches; null: one of the communicator, chosen when a message is matched
-    GpuEvent begin, end;        // before the first launch, if that is on another stream; after the last one
-    uint64_t launch = 0;        // the last one
-    GpuBuffer buffer;           // a message to this rank itself
-    bool batch = false;         // launched together with others
-    bool copies = false;        // its end is that of copies: `end`
-};
+class AsyncRequest;
+struct GpuRequest;
 
-// A message on the way from a GPU to the host.
-struct CopyToHost {
-    struct Chunk {
-        GpuBuffer memory;
-        GpuEvent copied;
-        size_t bytes;
-    };
-    std::deque<Chunk> chunks;      // that are being copied, or there
-    size_t queued = 0, begin = 0;  // bytes that are copied, or have been; before the first of the chunks
-    size_t ready = 0;              // bytes up to the end of the first chunk, while it is sent
-};
+constexpr bool sends(int kind) { return kind <= RC_SEND_SYNCHRONOUS; }
 
-struct PointToPointEngine::Request {
+// Owned by the caller, who waits for it, or by an AsyncRequest or a BufferedSend.
+struct Request {
     explicit Request(const rc_transfer& given)
         : sends(ringcomm::sends(given.kind)),
           transfer(given),
           data(static_cast<std::byte*>(given.data)),
-          bytes(given.count * dtype_bytes(given.dtype)) {
-        if (given.on_gpu) gpu = std::make_unique<GpuRequest>();
-    }
+          bytes(given.count * dtype_bytes(given.dtype)) {}
 
     // With copies of what belongs to the caller.
     Request(const Request& sent, const rc_transfer& transfer, std::byte* data)
@@ -50,6 +39,7 @@ struct PointToPointEngine::Request {
         bytes = transfer.count * dtype_bytes(transfer.dtype);
         message = NO_MESSAGE;
         location = moved = 0;
+        sendable = {};
         failure.reset();
         done.store(false, std::memory_order_relaxed);
     }
@@ -58,11 +48,6 @@ struct PointToPointEngine::Request {
         if (failure) throw *failure;
     }
     bool any_tag() const { return transfer.tag == RC_ANY_TAG && transfer.kind >= RC_RECV_MESSAGE; }
-    // The bytes that DATA packets can carry by now, and where the next one is.
-    size_t sendable() const { return to_host ? to_host->ready : bytes; }
-    const std::byte* next_byte() const {
-        return to_host ? to_host->chunks.front().memory.get() + (moved - to_host->begin) : data + moved;
-    }
     bool matches(int from, const PacketHeader& header) const {
         const bool tag_fits = transfer.tag == header.tag || (any_tag() && header.tag != RC_OBJECT_TAG);
         return tag_fits && (transfer.peer < 0 || transfer.peer == from);
@@ -111,68 +96,30 @@ struct PointToPointEngine::Request {
     uint64_t start = 0, flight = 0;
     uint64_t traced = 0;  // ticks(), when it began; 0: without a trace
     uint64_t number = 0;  // of the RTS
-    // Receive: the payload in the sender's memory; 0: it comes in DATA packets. Send: where it is on the GPU.
+    // Receive: the payload in the sender's memory; 0: it comes in DATA packets. Send: that of its FIN.
     uint64_t location = 0;
-    size_t moved = 0;                     // bytes of the payload
-    std::shared_ptr<AsyncRequest> async;  // keeps an asynchronous request alive until it is done
+    size_t moved = 0;                       // bytes of the payload
+    std::span<const std::byte> sendable{};  // what DATA packets can carry by now
+    std::shared_ptr<AsyncRequest> async;    // keeps an asynchronous request alive until it is done
     std::unique_ptr<Failure> failure;
-    std::unique_ptr<GpuRequest> gpu;      // of an array on a GPU
-    std::unique_ptr<CopyToHost> to_host;  // of a message from a GPU to host memory
     std::atomic<bool> done{false};
     AsyncRequest* owner = nullptr;  // of an asynchronous request
     const bool buffered = false;    // a send whose caller has returned
     bool polls = false;             // a probe that does not wait
     bool urgent = false;            // see is_urgent()
+    GpuRequest* gpu = nullptr;      // of an array on a GPU (gpu.h); null: of host memory
 };
 
-// A send that the engine owns, with a copy of its payload; without one if that is in a slot on the GPU.
-struct PointToPointEngine::BufferedSend {
+// A send that the engine owns, with a copy of its payload.
+struct BufferedSend {
     explicit BufferedSend(const Request& sent)
         : payload(sent.data, sent.data + sent.bytes),
           transfer(sent.transfer),
           request(sent, transfer, payload.data()) {}
-    BufferedSend(const Request& sent, std::nullptr_t) : transfer(sent.transfer), request(sent, transfer, nullptr) {}
 
     std::vector<std::byte> payload;
     const rc_transfer transfer;
     Request request;
-};
-
-class PointToPointEngine::AsyncRequest final : public Work, public std::enable_shared_from_this<AsyncRequest> {
-public:
-    AsyncRequest(PointToPointEngine& engine, const rc_transfer& given)
-        : transfer(given), request(transfer), engine_(engine) {
-        request.owner = this;
-    }
-    // Under the engine's lock: its last end may still be under way.
-    void open() {
-        if (done()) {
-            restart();
-            request.restart();
-        }
-        request.async = shared_from_this();
-    }
-    void wait(PeerGroup&, uint64_t deadline) override {
-        if (request.gpu) engine_.coalesce(false);
-        engine_.wait(request, deadline);
-        if (request.gpu) engine_.wait_end(*this, deadline);
-    }
-    void wait_launched(PeerGroup&, uint64_t deadline) override {
-        engine_.coalesce(false);
-        engine_.wait(request, deadline);
-        if (request.failure) engine_.wait_end(*this, UINT64_MAX);
-    }
-    bool launched() const override { return request.is_done(); }
-    void order(void* stream) override { engine_.order(request, stream); }
-    bool cancel() override { return engine_.cancel(request); }
-    void advance() override { engine_.advance(); }
-    void detach() override { engine_.detach(); }
-
-    const rc_transfer transfer;
-    Request request;
-
-private:
-    PointToPointEngine& engine_;
 };
 
 }  // namespace ringcomm

@@ -2,8 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "p2p/gpu.h"
-#include "p2p/request.h"
+#include "p2p/engine.h"
 
 namespace ringcomm {
 
@@ -170,14 +169,14 @@ void PointToPointEngine::detach() {
 // Whether a peer may wait for this rank while it makes no calls: for its data, or for the match of a synchronous send.
 // What finds room in the ring, or is there already, holds up nobody.
 bool PointToPointEngine::needs_thread(const Request& request) {
-    if (request.sends || request.gpu) return !is_eager(request);
-    const auto found = find_unexpected(request);
-    return found == unexpected_.end() || found->header.kind != PACKET_EAGER;
+    if (request.sends) return !is_eager(request);
+    const UnexpectedMessage* const found = unexpected_.find(request);
+    return !found || found->header.kind != PACKET_EAGER;
 }
 
 // Whether the data takes long, or a peer waits for its end.
 bool PointToPointEngine::is_urgent(const Request& request) {
-    return request.sends || request.gpu ? !is_eager(request) : request.bytes > least_eager_bytes_;
+    return request.sends ? !is_eager(request) : request.bytes > least_eager_bytes_;
 }
 
 void PointToPointEngine::start_progress_thread() {
@@ -234,21 +233,6 @@ std::optional<Failure> PointToPointEngine::flush() {
     Waiter waiter(*this, nullptr, deadline_of(now_ns(), group_.tuning().timeout), true);
     waiter.wait(group_.spin_policy);
     return waiter.failed;
-}
-
-void PointToPointEngine::stop() {
-    group_.drains->remove(this);
-    {
-        const std::lock_guard lock(mutex_);
-        if (stopping_) return;
-        stopping_ = true;
-        progress_thread_.stop();
-    }
-    progress_thread_.join();
-    const std::lock_guard lock(mutex_);
-    if (gpu_) gpu_->drain();
-    fail_all(Failure(RC_CLOSED, "this communicator was closed", group_.rank));
-    if (gpu_) gpu_->drain();
 }
 
 }  // namespace ringcomm

@@ -14,7 +14,7 @@ from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.session import SHRINK
 from ringcomm.bootstrap.shrink import Agreement, start_name
 from ringcomm.bootstrap.start_errors import format_ranks
-from ringcomm.bootstrap.store import Store, confirm, job_store
+from ringcomm.bootstrap.store import Store, await_connected, job_store
 from ringcomm.config import Config
 from ringcomm.errors import Aborted, CollectiveTimeout, PeerLost
 from ringcomm.transports.contract import Transport
@@ -68,7 +68,7 @@ class Survivors:
                     with job_store(place, limit) as store, ExitStack() as failed:
                         transport = self._connect(place.rank, place.size, store, config)
                         failed.callback(transport.close)
-                        confirm(store, place.rank, place.size, limit)
+                        await_connected(store, place.rank, place.size, limit)
                         failed.pop_all()
                     return transport, left_out_ranks
                 except (PeerLost, CollectiveTimeout, Aborted) as error:

@@ -82,10 +82,10 @@ class _HostStore:
         self._store, self._host, self.members = store, host, members
         self.server, self.place = store.server, store.place
 
-    def gather(
+    def all_gather(
         self, name: str, rank: int, size: int, fact: bytes, timeout: float, meanwhile: Meanwhile = None
     ) -> bytes | list[int]:
-        return self._store.gather(f"host {self._host}/{name}", rank, size, fact, timeout, meanwhile)
+        return self._store.all_gather(f"host {self._host}/{name}", rank, size, fact, timeout, meanwhile)
 
     def abort(self, error: RingcommError) -> None:
         self._store.abort(error)

@@ -193,10 +193,10 @@ def test_a_rank_that_does_not_connect_is_named(link, told, what):
     class Forgetful(HashStore):
         """Rank 1 tells where it is, perhaps its address, and is not heard of again."""
 
-        def gather(self, name, rank, size, fact, *how):
+        def all_gather(self, name, rank, size, fact, *how):
             if name in told.split():
-                super().gather(name, 1, 2, fact.replace(b'"0"', b'"1"'), 0.0)
-            return super().gather(name, rank, size, fact, *how)
+                super().all_gather(name, 1, 2, fact.replace(b'"0"', b'"1"'), 0.0)
+            return super().all_gather(name, rank, size, fact, *how)
 
     config = Config(timeout=SHORT, host_id="0", link=link)
     error = raised(CollectiveTimeout, lambda: network.connect(0, 2, Forgetful(), config))
@@ -232,11 +232,11 @@ def test_an_address_that_other_machines_cannot_reach_is_refused_at_once(monkeypa
     class Elsewhere(HashStore):
         """Rank 1 is on another machine."""
 
-        def gather(self, name, rank, size, fact, *how):
+        def all_gather(self, name, rank, size, fact, *how):
             if name == "network":
                 elsewhere = json.loads(fact) | {"host": ["another", None]}
-                super().gather(name, 1, 2, json.dumps(elsewhere).encode(), 0.0)
-            return super().gather(name, rank, size, fact, *how)
+                super().all_gather(name, 1, 2, json.dumps(elsewhere).encode(), 0.0)
+            return super().all_gather(name, rank, size, fact, *how)
 
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     config = Config(timeout=PROMPT, link="sockets")

@@ -133,16 +133,16 @@ def interrupted_at_the_end(comm):
     shrinking.until_broken(comm)
     if comm.rank != 2:
         return shrinking.used(comm.shrink(), comm)
-    confirm = reconnect.confirm
+    await_connected = reconnect.await_connected
 
     def interrupted(*arguments):
-        confirm(*arguments)
+        await_connected(*arguments)
         raise KeyboardInterrupt
 
-    reconnect.confirm = interrupted
+    reconnect.await_connected = interrupted
     with suppress(KeyboardInterrupt):
         comm.shrink()
-    reconnect.confirm = confirm
+    reconnect.await_connected = await_connected
     return str(raised(Aborted, comm.shrink))
 
 

@@ -23,9 +23,9 @@ class CountingStore:
     def __init__(self, store):
         self.store, self.count, self.check = store, 0, store.check
 
-    def gather(self, *args):
+    def all_gather(self, *args):
         self.count += 1
-        return self.store.gather(*args)
+        return self.store.all_gather(*args)
 
 
 @pytest.fixture(params=["threads", "hosts"])
