@@ -18,7 +18,7 @@ from harness.nodes import SECRET, StartClient, store_server
 from ringcomm import ArgumentError, CollectiveTimeout, PeerLost
 from ringcomm.bootstrap.client import Client, find_endpoint
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.session import MEMBERS
+from ringcomm.bootstrap.session import ALL, MEMBERS
 from ringcomm.bootstrap.store import open_store
 from ringcomm.bootstrap.wire import tcp
 from ringcomm.bootstrap.wire.framing import LENGTH, MESSAGE_BYTES, MessageSocket, decode, encode
@@ -202,7 +202,7 @@ def test_a_rank_joins_a_store_that_opens_later(job):
 
 def test_a_message_that_comes_in_pieces_delays_nobody(address, job):
     with join(address, job, 0, 3) as store, join(address, job, 1, 3) as other, join(address, job, 2, 3) as slow:
-        message = encode("gather", b"value", key="slow", id=0, rank=0, size=1)
+        message = encode("gather", b"value", key="slow", id=0, rank=0, size=1, reads=ALL)
         framed = LENGTH.pack(len(message)) + message
         for number, piece in enumerate(framed):
             socket.socket.send(slow._socket, bytes([piece]))
