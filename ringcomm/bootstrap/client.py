@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from ringcomm.bootstrap.place import UNIX, Place, is_between_hosts
+from ringcomm.bootstrap.session import ALL
 from ringcomm.bootstrap.start_errors import rank_in_job
 from ringcomm.bootstrap.wire import tcp, unix
 from ringcomm.bootstrap.wire.framing import (
@@ -28,7 +29,7 @@ from ringcomm.bootstrap.wire.framing import (
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE, probe_now
 from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost, RingcommError, encode_error
 
-__all__ = ["ANSWER_TIMEOUT", "SLICE", "Client", "Endpoint", "Meanwhile", "find_endpoint"]
+__all__ = ["ANSWER_TIMEOUT", "SLICE", "Client", "Endpoint", "Meanwhile", "find_endpoint", "hello_of"]
 
 ANSWER_TIMEOUT = 5.0  # seconds for an answer, after the time of the question
 SLICE = 0.02  # seconds between two calls of `meanwhile`
@@ -72,11 +73,8 @@ class Client:
         self.members = place.members
         self._watch, self._patience = watch, patience
         self._numbers = itertools.count()
-        here = "" if endpoint.secret is not None else f" on {os.uname().nodename}"
-        process = process or f"process {os.getpid()}{here}"
-        members = "all" if place.members == range(place.size) else place.members  # else bytes grow with the square
-        who = {"rank": place.rank, "size": place.size, "members": members, "process": process}
-        hello = encode("join", session=session, watch=watch is not None, secret=endpoint.secret, **who)
+        self._failure: Frame | None = None  # of the session, as the server has told it
+        hello = hello_of(endpoint, session, place, process, watch is not None)
         self._socket = self._join(hello, timeout, late, late_after)
         close_in_children(self._socket)
 
@@ -113,11 +111,19 @@ class Client:
         return answer.payload if answer.kind == "value" else None
 
     def all_gather(
-        self, name: str, rank: int, size: int, fact: bytes, timeout: float, meanwhile: Meanwhile = None
+        self,
+        name: str,
+        rank: int,
+        size: int,
+        fact: bytes,
+        timeout: float,
+        meanwhile: Meanwhile = None,
+        reads: str = ALL,
     ) -> bytes | list[int]:
         """See Store."""
-        number = self.put("all_gather", fact, key=name, rank=rank, size=size)
-        answer = self._await(number, timeout, meanwhile) or self.ask("missing", key=name, size=size)
+        what = {"key": name, "size": size, "reads": reads}
+        number = self.put("all_gather", fact, rank=rank, **what)
+        answer = self._await(number, timeout, meanwhile) or self.ask("missing", **what)
         return answer.payload if answer.kind == "value" else list(answer.fields["ranks"])
 
     def keys(self, begin: str) -> list[str]:
@@ -129,8 +135,13 @@ class Client:
         with suppress(PeerLost):
             self.tell("abort", encode_error(error).encode())
 
-    def check(self) -> None:
-        self.find("")
+    def check(self, ask: bool = False) -> None:
+        """See Store."""
+        if ask:
+            self.find("")
+        self.receive(None, 0.0)
+        if self._failure:  # it came while this rank waited for something else
+            raise failure_of(self._failure)
 
     def close(self) -> None:
         """Leave the session."""
@@ -176,6 +187,8 @@ class Client:
             if not data:
                 raise self._endpoint.lost(ENDED)
             message = decode(data)
+            if message.kind == "failure":
+                self._failure = message
             if message.kind == "changed" and self._watch:
                 self._watch(message)
             elif message.fields.pop("id", None) == number:
@@ -236,6 +249,15 @@ class Client:
                 raise ArgumentError(text, rank=self._place.rank)
             stack.pop_all()
             return peer
+
+
+def hello_of(endpoint: "Endpoint", session: str, place: Place, process: str = "", watch: bool = False) -> bytes:
+    """Return the first message of a member; see Client."""
+    here = "" if endpoint.secret is not None else f" on {os.uname().nodename}"
+    process = process or f"process {os.getpid()}{here}"
+    members = "all" if place.members == range(place.size) else place.members  # else bytes grow with the square
+    who = {"rank": place.rank, "size": place.size, "members": members, "process": process}
+    return encode("join", session=session, watch=watch, secret=endpoint.secret, **who)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, Self
 
 from ringcomm.bootstrap.processes import open_pidfd
+from ringcomm.bootstrap.session import FIRST
 from ringcomm.bootstrap.start_errors import lost_in_start, missing_ranks, rank_in_job
 from ringcomm.bootstrap.store import Store, all_gather_facts, shared_failure
 from ringcomm.bootstrap.wire.framing import HELLO_BYTES, MESSAGE_BYTES, Frame, decode, encode
@@ -127,7 +128,7 @@ class _Server:
         self._use(result)
         for peer, rank in self._ranks.items():
             self._send_reply(peer, rank, reply, fd)
-        all_gather_facts(self._store, READY, 0, self._size, None, self._timeout)
+        all_gather_facts(self._store, READY, 0, self._size, None, self._timeout, reads=FIRST)
         self._owned[:] = set(self._owned) - {fd, *pidfds}
         return result
 
@@ -144,7 +145,7 @@ class _Server:
             self._peers.serve(min(left, SLICE))
 
     def _lost(self, rank: int) -> PeerLost:
-        self._store.check()
+        self._store.check(ask=True)
         return lost_in_start(self._in_job(rank), f"process {self._pids[rank]}")
 
     def _receive(self, peer: DescriptorSocket) -> None:
@@ -203,7 +204,8 @@ class _Client:
         self._held.close()
 
     def run(self, hello: Facts) -> Exchanged:
-        ranks = all_gather_facts(self._store, HELLO, self._rank, self._size, {"hello": hello}, self._timeout)
+        me, fact = (self._rank, self._size), {"hello": hello}
+        ranks = all_gather_facts(self._store, HELLO, *me, fact, self._timeout, reads=FIRST)
         self._deadline = max(self._deadline, time.monotonic() + 2 * REPORT_TIMEOUT)
         self._connect(ranks[0]["address"], ranks[0]["secret"])
         answer = self._receive()
@@ -219,7 +221,7 @@ class _Client:
                 pidfds[owner] = fd
             result = Exchanged(fields["reply"], fields["pids"], pidfds, fds[0])
             self._use(result)
-            all_gather_facts(self._store, READY, self._rank, self._size, None, self._timeout)
+            all_gather_facts(self._store, READY, *me, None, self._timeout, reads=FIRST)
             failed.pop_all()
         return result
 
@@ -253,7 +255,7 @@ class _Client:
         try:
             data = self._server.recv(MESSAGE_BYTES)
         except TimeoutError:
-            self._store.check()
+            self._store.check(ask=True)
             raise missing_ranks([0], self._size, self._timeout, members=self._store.members) from None
         except ConnectionResetError:
             data = b""
@@ -264,5 +266,5 @@ class _Client:
         return decode(data)
 
     def _server_lost(self) -> PeerLost:
-        self._store.check()
+        self._store.check(ask=True)
         return lost_in_start(self._in_job(0))

@@ -85,8 +85,9 @@ class Membership:
     def register(self, process: int, joined: bool) -> None:
         """Tell all that this rank can call `grow`; once this returns, the launchers know."""
         fact = Member(self._place.first, process, self._place.restarts, joined)
-        self._store.set(f"member/{self._place.rank}", json.dumps(fact).encode())
-        self._store.check()
+        key = f"member/{self._place.rank}"
+        self._store.set(key, json.dumps(fact).encode())
+        self._store.find(key)
 
     def unregister(self) -> None:
         self._store.tell("delete", key=f"member/{self._place.rank}")
@@ -115,8 +116,9 @@ class Membership:
                     self._store.tell("delete", key=key)
                     return dict(json.loads(plan))
         with suppress(CollectiveTimeout):
-            self._store.set(f"waited/{self._place.rank}", b"")
-            self._store.check()  # the launchers know
+            key = f"waited/{self._place.rank}"
+            self._store.set(key, b"")
+            self._store.find(key)  # the launchers know
         raise SystemExit(f"ringcomm: rank {self._place.rank} ends: no rank has called grow within {timeout:g} s")
 
     # --- of the ranks that call `grow`

@@ -5,8 +5,8 @@ A session knows nothing of sockets. It takes the messages of its members and ret
     get                     → value, once it is set; if not to wait, and it is not: absent
     leave                   this member leaves, as it does when its connection ends
 
-    of a start
-    all_gather              a fact of this member → value, once those of all have come: their list
+    of a start, whose failure all are told once
+    all_gather              a fact of this member → value, once those of all have come: the list that it reads
     missing                 → value, if they have; else the ranks whose facts have not
     abort                   the start fails, for all
 
@@ -20,7 +20,7 @@ A member waits for one value at a time.
 
 import time
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ringcomm.bootstrap.start_errors import lost_in_start, rank_in_job
@@ -28,7 +28,9 @@ from ringcomm.bootstrap.wire.framing import Frame, encode, encode_failure, failu
 from ringcomm.errors import CollectiveTimeout, PeerLost, RingcommError
 
 __all__ = [
+    "ALL",
     "CONNECTED",
+    "FIRST",
     "MEMBERS",
     "NODES",
     "SHRINK",
@@ -39,12 +41,17 @@ __all__ = [
     "Refused",
     "Replies",
     "Start",
+    "lists_of",
 ]
 
 # The names of sessions that last; those of starts are named by job and start.
 NODES, MEMBERS, SHRINK = "nodes", "members", "shrink"
 
 CONNECTED = "connected"  # what is gathered last in a start: all of its ranks have connected, or none has
+
+# What a rank reads of the facts that all have given: all, that of rank 0, or, with any other text, those of the ranks
+# that read with the same text. If every rank read all, the bytes would grow with the square of the number of ranks.
+ALL, FIRST = "all", "first"
 
 Peer = Hashable
 Replies = list[tuple[Peer, bytes]]
@@ -101,9 +108,6 @@ class BaseSession:
         waiting = [*self._waiting.get(key, ())]
         return [(peer, encode("value", value, id=self._answer(peer))) for peer in waiting]
 
-    def has(self, key: str) -> bool:
-        return key in self._values
-
     def leave(self, peer: Peer) -> Replies:
         """Note that a member needs the session no more."""
         self._answer(peer)
@@ -124,11 +128,21 @@ class BaseSession:
         return number
 
 
+def lists_of(facts: Mapping[int, bytes], reads: Mapping[int, str]) -> dict[str, bytes]:
+    """Return the lists that are read of the facts of all ranks, in JSON, given what each rank reads."""
+    ranks = defaultdict(list, {ALL: [*range(len(facts))], FIRST: [0]})
+    for rank in ranks[ALL]:
+        if reads[rank] not in (ALL, FIRST):
+            ranks[reads[rank]].append(rank)
+    return {read: b"[" + b",".join(facts[rank] for rank in ranks[read]) + b"]" for read in {*reads.values()}}
+
+
 class _AllGather(NamedTuple):
-    """What has come for one list of facts: by rank, and from whom."""
+    """What has come of the facts of all: by rank, the fact, what the rank reads, and from whom it has come."""
 
     size: int
     facts: dict[int, bytes]
+    reads: dict[int, str]
     given_by: dict[int, Peer]
 
 
@@ -145,8 +159,10 @@ class Start(BaseSession):
         self.size, self._in_job = size, in_job
         self.failure: RingcommError | None = None
         self.failed_at = 0.0
+        self._told = False  # all have been told the failure
         self.came: dict[int, str] = {}  # the process of every member that has ever joined
         self._gathers: dict[str, _AllGather] = {}  # by name, until all facts have come
+        self._gathered: set[str] = set()
 
     @property
     def complete(self) -> bool:
@@ -156,6 +172,10 @@ class Start(BaseSession):
     def over(self) -> bool:
         """Whether nobody needs it any more, but for those who may come late to a failure."""
         return not self.present and (self.complete or self.failure is not None)
+
+    def has(self, name: str) -> bool:
+        """Return whether the facts of all have come."""
+        return name in self._gathered
 
     def absent(self) -> list[int]:
         """Return the missing ranks, as in the job; none if nothing says which ranks they are."""
@@ -186,34 +206,37 @@ class Start(BaseSession):
         return super().take(peer, message)
 
     def _take_part(self, peer: Peer, message: Frame) -> Replies:
-        """Answer a member with the facts of all, also after a failure if it asks again: see await_connected."""
+        """Answer a member with the facts that it reads, also after a failure if it asks again: see await_connected."""
         name, size, number = str(message.fields["key"]), int(message.fields["size"]), message.fields["id"]
+        reads = str(message.fields["reads"])
         if size > self.size:
             raise ValueError(size)
         replies: Replies = []
         if self.failure and not self.has(name):
             return [(peer, encode_failure(self.failure, id=number))]
         if message.kind == "all_gather":
-            replies = self.all_gather(peer, name, int(message.fields["rank"]), size, message.payload)
+            replies = self.all_gather(peer, name, int(message.fields["rank"]), size, message.payload, reads)
         elif not self.has(name):
             self._answer(peer)
             given = self._gathers[name].facts if name in self._gathers else {}
             return [(peer, encode("missing", id=number, ranks=sorted({*range(size)} - given.keys())))]
-        return [*replies, *self._get(peer, name, number, waits=True)]
+        return [*replies, *self._get(peer, _list_key(name, reads), number, waits=True)]
 
-    def all_gather(self, peer: Peer, name: str, rank: int, size: int, fact: bytes) -> Replies:
-        """Note a fact, in JSON; once all `size` have come, their list is the value of this key."""
+    def all_gather(self, peer: Peer, name: str, rank: int, size: int, fact: bytes, reads: str = ALL) -> Replies:
+        """Note a fact, in JSON; once all `size` have come, the lists that are read are values."""
         if self.has(name):
             return []
-        gather = self._gathers.get(name) or _AllGather(size, {}, {})
+        gather = self._gathers.get(name) or _AllGather(size, {}, {}, {})
         if size != gather.size or not 0 <= rank < size or gather.given_by.get(rank, peer) != peer:
             raise ValueError(name)
         self._gathers[name] = gather
-        gather.given_by[rank], gather.facts[rank] = peer, fact
+        gather.given_by[rank], gather.facts[rank], gather.reads[rank] = peer, fact, reads
         if len(gather.facts) < size:
             return []
         del self._gathers[name]
-        return self.set(name, b"[" + b",".join(gather.facts[each] for each in range(size)) + b"]")
+        self._gathered.add(name)
+        lists = lists_of(gather.facts, gather.reads).items()
+        return [reply for read, facts in lists for reply in self.set(_list_key(name, read), facts)]
 
     def _failure_for_late(self, error: RingcommError, rank: int) -> RingcommError:
         if isinstance(error, CollectiveTimeout) and rank_in_job(self._in_job, rank) in (error.got or ()):
@@ -230,10 +253,14 @@ class Start(BaseSession):
         return super().lose(peer, how)
 
     def poll(self) -> Replies:
-        """Answer all with the failure."""
+        """Answer all that wait with the failure, and tell the others once: so that none has to ask."""
         if not self.failure:
             return []
-        return [(peer, encode_failure(self.failure, id=self._answer(peer))) for peer in [*self._waits_for]]
+        waiting = [*self._waits_for]
+        others = [] if self._told else [peer for peer in self.present if peer not in self._waits_for]
+        self._told = True
+        replies: Replies = [(peer, encode_failure(self.failure, id=self._answer(peer))) for peer in waiting]
+        return [*replies, *((peer, encode_failure(self.failure)) for peer in others)]
 
 
 class MemberStore(BaseSession):
@@ -305,3 +332,8 @@ class MemberStore(BaseSession):
 
     def _tell_watchers(self, change: bytes) -> Replies:
         return [(watcher, change) for watcher in self._watchers]
+
+
+def _list_key(name: str, read: str) -> str:
+    """Return the key of the list of those facts that is read so; "get" finds that of all by its name."""
+    return name if read == ALL else f"{name}\n{read}"

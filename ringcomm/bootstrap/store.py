@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from ringcomm.bootstrap.client import SLICE, Client, Endpoint, Meanwhile, find_endpoint
-from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.place import Place, host_id
 from ringcomm.bootstrap.server import Server, serving
-from ringcomm.bootstrap.session import CONNECTED, Start
+from ringcomm.bootstrap.session import ALL, CONNECTED, FIRST, Start, lists_of
 from ringcomm.bootstrap.start_errors import missing_ranks, rank_in_job
 from ringcomm.bootstrap.wire.unix import UnixGate, user_address
 from ringcomm.errors import Aborted, RingcommError, decode_error, encode_error
@@ -28,6 +28,7 @@ __all__ = [
     "job_store",
     "open_store",
     "rank_0_server",
+    "ranks_of_host",
     "serve_or_join",
     "shared_failure",
 ]
@@ -56,19 +57,30 @@ class Store(Protocol):
     def place(self) -> Place | None: ...
 
     def all_gather(
-        self, name: str, rank: int, size: int, fact: bytes, timeout: float, meanwhile: Meanwhile = None
+        self,
+        name: str,
+        rank: int,
+        size: int,
+        fact: bytes,
+        timeout: float,
+        meanwhile: Meanwhile = None,
+        reads: str = ALL,
     ) -> bytes | list[int]:
-        """Give a fact, in JSON, and return the list of those of all `size` ranks, in rank order.
+        """Give a fact, in JSON; once all `size` ranks have, return the list of those that this one reads, by rank.
 
-        If some have not come within `timeout` seconds, return the ranks that are missing. `name` is for this exchange
-        alone. Raises the error of `abort` as soon as any rank has called it, unless all facts have come before.
+        `reads`: see session.ALL. If some ranks have not come within `timeout` seconds, return the missing ones. `name`
+        is for this exchange alone. Raises the error of `abort` as soon as any rank has called it, unless all facts have
+        come before.
         """
 
     def abort(self, error: RingcommError) -> None:
         """Fail the startup of all ranks: `all_gather` and `check` raise `error` from now on. The first error wins."""
 
-    def check(self) -> None:
-        """Raise the error of `abort` if any rank has called it."""
+    def check(self, ask: bool = False) -> None:
+        """Raise the error of `abort` if this rank has been told that any rank has called it.
+
+        With `ask`, look whether one has: after a failure, but not in a loop, since one server answers all ranks.
+        """
 
 
 class HashStore:
@@ -78,13 +90,22 @@ class HashStore:
 
     def __init__(self) -> None:
         self._facts: dict[str, dict[int, bytes]] = {}  # by name and rank
+        self._reads: dict[str, dict[int, str]] = {}
         self._failure = b""
         self._changed = threading.Condition()
 
     def all_gather(
-        self, name: str, rank: int, size: int, fact: bytes, timeout: float, meanwhile: Meanwhile = None
+        self,
+        name: str,
+        rank: int,
+        size: int,
+        fact: bytes,
+        timeout: float,
+        meanwhile: Meanwhile = None,
+        reads: str = ALL,
     ) -> bytes | list[int]:
         deadline, facts = time.monotonic() + timeout, self._facts.setdefault(name, {})
+        self._reads.setdefault(name, {})[rank] = reads
         while True:
             left = max(0.0, deadline - time.monotonic())
             wait = min(left, SLICE) if meanwhile else left
@@ -94,7 +115,7 @@ class HashStore:
                     self._changed.notify_all()
                 self._changed.wait_for(lambda: self._failure or len(facts) == size, wait)
                 if len(facts) == size:
-                    return b"[" + b",".join(facts[each] for each in range(size)) + b"]"
+                    return lists_of(facts, self._reads[name])[reads]
                 self.check()
             if wait == left:
                 return sorted({*range(size)} - facts.keys())
@@ -106,7 +127,7 @@ class HashStore:
             self._failure = self._failure or encode_error(error).encode()
             self._changed.notify_all()
 
-    def check(self) -> None:
+    def check(self, ask: bool = False) -> None:  # noqa: ARG002 (all ranks see it at once)
         if self._failure:
             raise decode_error(self._failure)
 
@@ -119,18 +140,27 @@ def all_gather_facts(
     fact: Any,
     timeout: float,
     meanwhile: Meanwhile = None,
+    reads: str = ALL,
 ) -> list[Any]:
-    """Return the fact of each rank: see Store.all_gather. Raises CollectiveTimeout that names all missing ranks."""
-    gathered = store.all_gather(name, rank, size, json.dumps(fact).encode(), timeout, meanwhile)
+    """Return the facts that this rank reads: see Store.all_gather. Raises CollectiveTimeout naming the missing ones."""
+    gathered = store.all_gather(name, rank, size, json.dumps(fact).encode(), timeout, meanwhile, reads)
     if isinstance(gathered, list):
         raise missing_ranks(gathered, size, timeout, members=store.members)
     try:
         facts: list[Any] = json.loads(gathered)
     except ValueError:
         facts = []
-    if len(facts) != size:
-        raise RingcommError(f"the store has sent no list of {size} facts: {gathered[:100]!r}")
+    if not facts or (reads == ALL and len(facts) != size):
+        raise RingcommError(f"the store has sent no list of the facts of {size} ranks: {gathered[:100]!r}")
     return facts
+
+
+def ranks_of_host(
+    store: Store, rank: int, size: int, label: str | None, timeout: float, meanwhile: Meanwhile = None
+) -> list[int]:
+    """Return the ranks on the host of this one: in one kernel and network namespace, with one `label`. Collective."""
+    host = json.dumps([host_id(), label])
+    return all_gather_facts(store, "host", rank, size, rank, timeout, meanwhile, reads=host)
 
 
 def await_connected(store: Store, rank: int, size: int, timeout: float) -> None:
@@ -140,10 +170,12 @@ def await_connected(store: Store, rank: int, size: int, timeout: float) -> None:
     last of the ranks or a failure, decides for all.
     """
     try:
-        all_gather_facts(store, CONNECTED, rank, size, None, timeout)
+        all_gather_facts(store, CONNECTED, rank, size, None, timeout, reads=FIRST)
     except RingcommError as error:
         store.abort(error)
-        store.all_gather(CONNECTED, rank, size, b"null", 0.0)  # raises the failure, unless it came too late
+        store.all_gather(
+            CONNECTED, rank, size, b"null", 0.0, reads=FIRST
+        )  # raises the failure, unless it came too late
 
 
 @contextmanager

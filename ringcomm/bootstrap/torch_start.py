@@ -25,7 +25,7 @@ from ringcomm.bootstrap.processes import is_running, process_id
 from ringcomm.bootstrap.server import Server
 from ringcomm.bootstrap.session import Start
 from ringcomm.bootstrap.start_errors import lost_in_start
-from ringcomm.bootstrap.store import Store, all_gather_facts, as_failure, serve_or_join
+from ringcomm.bootstrap.store import Store, as_failure, ranks_of_host, serve_or_join
 from ringcomm.bootstrap.wire import tcp, unix
 from ringcomm.bootstrap.wire.framing import MessageSocket
 from ringcomm.bootstrap.wire.handshake import HANDSHAKE_TIMEOUT
@@ -81,11 +81,10 @@ def start_through(torch_store: TorchStore, rank: int, size: int, config: Config)
     )
     try:
         with serve_or_join(start.serve, endpoint, Place(rank, size, SESSION), timeout) as store:
-            mine = [host_id(), config.host_id]
             look = start.check if start.unreachable else None
-            hosts = all_gather_facts(store, "host", rank, size, mine, timeout, look)
+            here = ranks_of_host(store, rank, size, config.host_id, timeout, look)
             named = c10d.PrefixStore(start.secret, torch_store)
-            yield TorchStart(rank, size, store, named, len({*map(tuple, hosts)}) > 1)
+            yield TorchStart(rank, size, store, named, len(here) < size)
     except dist.DistNetworkError as error:
         raise start.rank_0_lost() or store_lost(error) from None
     finally:

@@ -20,7 +20,7 @@ from itertools import accumulate
 from ringcomm.bootstrap.client import Client, find_endpoint
 from ringcomm.bootstrap.place import MAX_SIZE, Place
 from ringcomm.bootstrap.server import Server, serving
-from ringcomm.bootstrap.session import NODES, MemberStore, Peer, Refused, Replies, Start
+from ringcomm.bootstrap.session import ALL, NODES, MemberStore, Peer, Refused, Replies, Start
 from ringcomm.bootstrap.start_errors import format_ranks, missing_ranks
 from ringcomm.bootstrap.store import LATE
 from ringcomm.bootstrap.wire.framing import Frame
@@ -126,7 +126,7 @@ class Nodes:
         """Tell the other nodes that the ranks of this one have ended."""
         if not self.over:
             with suppress(PeerLost):  # node 0 is lost, as `read` will say
-                fields = {"rank": self._options.rank, "size": self._options.count}
+                fields = {"rank": self._options.rank, "size": self._options.count, "reads": ALL}
                 self._question = self._store.put("all_gather", b"null", key=ENDED, **fields)
 
     def read(self) -> RingcommError | None:

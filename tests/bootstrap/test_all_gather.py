@@ -1,5 +1,6 @@
 """The facts that all ranks of a start exchange through their store."""
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,16 +17,18 @@ from ringcomm.transports import network
 
 
 class CountingStore:
-    """A store that counts what one rank asks it for; `check` asks as well, but as often as time passes."""
+    """A store that counts the facts that one rank gathers, and those that it gets."""
 
     server, members, place = "", (), None
 
     def __init__(self, store):
-        self.store, self.count, self.check = store, 0, store.check
+        self.store, self.count, self.got, self.check, self.abort = store, 0, 0, store.check, store.abort
 
     def all_gather(self, *args):
+        gathered = self.store.all_gather(*args)
         self.count += 1
-        return self.store.all_gather(*args)
+        self.got += len(json.loads(gathered))
+        return gathered
 
 
 @pytest.fixture(params=["threads", "hosts"])
@@ -100,17 +103,32 @@ def test_a_rank_that_waits_does_something_meanwhile(waiting):
         assert started.result() == [None, None]
 
 
-def test_a_start_between_hosts_asks_the_store_once_for_what_all_ranks_tell():
-    def count(size):
+@pytest.fixture
+def start_between_hosts():
+    """Return a function that starts ranks on hosts of so many; it returns the stores that they have asked."""
+
+    def start(size, per_host):
         stores = [CountingStore(store) for store in [HashStore()] * size]
 
-        def start(rank):
-            config = Config(timeout=20, host_id=str(rank))
+        def connect(rank):
+            config = Config(timeout=20, host_id=str(rank // per_host))
             return network.connect(rank, size, stores[rank], config)
 
         with ThreadPoolExecutor(size) as pool:
-            for transport in [*pool.map(start, range(size))]:
+            for transport in [*pool.map(connect, range(size))]:
                 transport.close()
-        return [store.count for store in stores]
+        return stores
 
-    assert {*count(3)} == {*count(8)} == {3}  # for the facts, UCX and the addresses of the mesh
+    return start
+
+
+def test_a_start_between_hosts_asks_the_store_once_for_what_all_ranks_tell(start_between_hosts):
+    for size in (3, 8):  # for the hosts, their facts, UCX and the addresses of the mesh
+        assert {store.count for store in start_between_hosts(size, per_host=1)} == {4}
+
+
+def test_one_rank_of_each_host_gets_the_facts_of_all_and_shares_them(start_between_hosts):
+    size, per_host = 8, 4
+    first, *others = [store.got for store in start_between_hosts(size, per_host)[:per_host]]
+    assert first == per_host + 3 * size + per_host + 1  # its host; facts, UCX, addresses; in its host hello and ready
+    assert {*others} == {per_host + 3 + 2}

@@ -36,8 +36,8 @@ def at_the_gather_of(name):
     """Die after the gather of this name."""
     gather = descriptor_exchange.all_gather_facts
 
-    def wrapped(store, gathered, *args):
-        result = gather(store, gathered, *args)
+    def wrapped(store, gathered, *args, **options):
+        result = gather(store, gathered, *args, **options)
         if gathered == name:
             die()
         return result
@@ -92,7 +92,7 @@ def run_torch_rank(connection, where, rank, victim, moment):
 
     timeout = timedelta(seconds=TIMEOUT)
     store = torch_store(where, rank)
-    is_running, gather = module.is_running, module.all_gather_facts
+    is_running, gather = module.is_running, module.ranks_of_host
     others = [other for other in range(SIZE) if other != victim]
 
     def look_and_report(process):
@@ -116,14 +116,14 @@ def run_torch_rank(connection, where, rank, victim, moment):
         store.wait([f"{other} sees it" for other in others], timeout)
         die()
 
-    module.is_running, module.all_gather_facts = look_and_report, join_and_report
+    module.is_running, module.ranks_of_host = look_and_report, join_and_report
     store.set(f"{rank} is here", "")
     store.wait([f"{other} is here" for other in range(SIZE)], timeout)
     started = time.monotonic()
     if rank == victim:
         moments = {
             "published": (module._Rendezvous, "serve", publish_and_die),
-            "joined": (module, "all_gather_facts", join_and_die),
+            "joined": (module, "ranks_of_host", join_and_die),
         }
         setattr(*moments[moment])
     try:

@@ -122,8 +122,8 @@ def test_a_failure_of_one_rank_is_raised_on_every_rank(monkeypatch, failing):
 
     gather = module.all_gather_facts
 
-    def fail_on_rank_1(store, name, rank, *args):
-        return (fail if rank == 1 and name == module.READY else gather)(store, name, rank, *args)
+    def fail_on_rank_1(store, name, rank, *args, **options):
+        return fail() if rank == 1 and name == module.READY else gather(store, name, rank, *args, **options)
 
     if failing == 1:
         monkeypatch.setattr(module, "all_gather_facts", fail_on_rank_1)
@@ -264,10 +264,10 @@ def die_after_the_hello(job, rank, size):
 def die_before_ready(job, rank, size):
     gather = module.all_gather_facts
 
-    def die_instead_of_ready(store, name, *args):
+    def die_instead_of_ready(store, name, *args, **options):
         if name == module.READY:
             os.kill(os.getpid(), signal.SIGKILL)
-        return gather(store, name, *args)
+        return gather(store, name, *args, **options)
 
     module.all_gather_facts = die_instead_of_ready
     join_as_process(job, rank, size)

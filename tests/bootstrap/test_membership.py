@@ -100,7 +100,7 @@ def test_a_plan_that_is_withdrawn_is_not_waited_for_longer_than_the_communicator
 def test_who_was_removed_is_not_waited_for(place, registered):
     with Client(find_endpoint(place(3)), MEMBERS, place(3), harness.OPERATION) as launcher:
         launcher.tell("keep", key="removed/1")
-        launcher.check()
+        launcher.check(ask=True)
         assert lead(registered, [1])["ranks"] == [0]
 
 
@@ -207,7 +207,7 @@ def test_of_the_starts_that_failed_the_last_to_fail_is_kept(monkeypatch):
         for store, place in zip(reversed(stores), (second, first), strict=True):
             store.abort(PeerLost(place.job))
             with pytest.raises(PeerLost, match=place.job):
-                store.check()
+                store.check(ask=True)
             store.close()
         late = replace(first, rank=1)
         with pytest.raises(PeerLost, match="first"):
@@ -225,8 +225,8 @@ def test_a_watcher_that_reads_late_misses_no_change(place):
     ):
         for number in changes:
             busy.set(f"key/{number}", b"")
-        busy.check()
-        watcher.check()
+        busy.check(ask=True)
+        watcher.check(ask=True)
     assert seen == [f"key/{number}" for number in changes]
 
 

@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import selectors
 import socket
 import uuid
 from contextlib import closing, suppress
@@ -105,10 +104,7 @@ def test_a_peer_that_cannot_be_accepted_is_an_error_once(server, reason):
         def accept(self):
             raise OSError(reason, os.strerror(reason))
 
-    listener = server._listener
-    server._selector.unregister(listener)
-    server._listener = Refused(listener)
-    server._selector.register(server._listener, selectors.EVENT_READ)
+    server._listener = Refused(server._listener)
     with MessageSocket(socket.socket(socket.AF_UNIX)) as peer:
         peer.connect(server.address)
         with pytest.raises(RingcommError, match=f"^rank 2 .*{os.strerror(reason)}"):

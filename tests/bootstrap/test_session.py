@@ -3,7 +3,7 @@
 import pytest
 
 from ringcomm import PeerLost
-from ringcomm.bootstrap.session import MemberStore, Refused, Start
+from ringcomm.bootstrap.session import ALL, FIRST, MemberStore, Refused, Start
 from ringcomm.bootstrap.shrink import Shrink
 from ringcomm.bootstrap.wire.framing import Frame, decode, failure_of
 
@@ -50,8 +50,8 @@ def test_who_waits_no_longer_gets_an_answer_at_once(start):
     assert told(start.set("key", b"value")) == {"a": ("value", b"value")}
 
 
-def give(rank, size=3, kind="all_gather"):
-    return message(kind, b"%d" % rank, id=rank, key="facts", rank=rank, size=size)
+def give(rank, size=3, kind="all_gather", reads=ALL):
+    return message(kind, b"%d" % rank, id=rank, key="facts", rank=rank, size=size, reads=reads)
 
 
 def test_the_facts_of_all_answer_all_and_who_asks_again(start):
@@ -62,6 +62,15 @@ def test_the_facts_of_all_answer_all_and_who_asks_again(start):
     assert told(start.take("c", give(2))) == dict.fromkeys("bc", expected)  # the other one waits no longer
     start.fail(PeerLost("too late for these facts"))
     assert told(start.take("a", give(0))) == told(start.take("a", give(0, kind="missing"))) == {"a": expected}
+
+
+def test_each_rank_gets_the_facts_that_it_reads(start):
+    start.join("c", hello(2, 3))
+    start.take("a", give(0, reads=FIRST))
+    start.take("b", give(1, reads="a host"))
+    expected = {"a": ("value", b"[0]"), "b": ("value", b"[1,2]"), "c": ("value", b"[1,2]")}
+    assert told(start.take("c", give(2, reads="a host"))) == expected
+    assert told(start.take("a", give(0, kind="missing", reads=FIRST))) == {"a": ("value", b"[0]")}
 
 
 def test_after_a_failure_no_fact_completes_the_others(start):
@@ -85,6 +94,15 @@ def test_the_loss_of_a_member_answers_all_and_one_that_has_left_is_not_lost(star
     assert "c" not in start.present
 
 
+def test_a_failure_is_told_to_all_once_so_that_none_has_to_ask(start):
+    start.take("a", give(0))
+    start.fail(PeerLost("the reason"))
+    replies = start.poll()
+    assert {peer: decode(data).fields for peer, data in replies} == {"a": {"id": 0}, "b": {}}
+    assert {str(failure_of(decode(data))) for _, data in replies} == {"the reason"}
+    assert start.poll() == []
+
+
 def test_the_absent_are_known_by_their_rank_in_the_job_until_all_have_come(start):
     assert start.absent() == [5]
     start.join("c", hello(2, 3))
@@ -102,14 +120,16 @@ def test_who_does_not_fit_is_refused():
     assert start.failure is None
 
 
-def test_a_start_of_many_costs_the_server_some_messages_for_each():
-    size = 10_000
+def test_a_start_of_many_costs_the_server_some_messages_and_bytes_for_each():
+    size, per_host = 10_000, 100
     start, peers = Start(size), range(size)
     for peer in peers:
         start.join(peer, hello(peer, size))
-        answers = start.take(peer, give(peer, size))
+        answers = start.take(peer, give(peer, size, reads=FIRST if peer % per_host else ALL))
         assert len(answers) == (size if peer == size - 1 else 0)
         assert start.poll() == []
+    assert sum(len(data) for _, data in answers) < size * (100 + 6 * size / per_host)
+    assert sum(map(len, start._values.values())) < 6 * size
 
 
 def lost_by(members):

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from ringcomm.bootstrap import server
 from ringcomm.bootstrap import store as store_module
 from ringcomm.bootstrap.client import Client, find_endpoint
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.session import Start
+from ringcomm.bootstrap.session import ALL, Start
 from ringcomm.bootstrap.store import (
     HashStore,
     all_gather_facts,
@@ -228,6 +229,15 @@ def test_abort_reaches_waiting_ranks_and_the_first_error_wins(stores):
     check_shortage(store.check)
 
 
+def test_a_rank_that_asks_nothing_hears_of_a_failure(job, monkeypatch):
+    with joined(job) as (store, other), monkeypatch.context() as patch:
+        patch.setattr(store.client, "tell", None)
+        store.check()
+        other.abort(SHORTAGE)
+        assert select.select([store.client], [], [], PROMPT)[0]
+        check_shortage(store.check)
+
+
 def test_abort_reaches_ranks_that_join_later(job):
     with joined(job, 4) as (store, _):
         store.abort(SHORTAGE)
@@ -264,7 +274,7 @@ def test_rank_0_gets_a_failure_at_once_though_another_rank_is_stopped(job):
     def fail():
         try:
             first.abort(CollectiveTimeout("the reason"))
-            first.check()
+            first.check(ask=True)
         finally:
             first.close(late=10)
 
@@ -359,9 +369,9 @@ def test_untrusted_peers_do_not_block_startup(job, caplog, monkeypatch, secret):
     [
         b"garbage",
         encode("all_gather", id=0, key="key", rank=0),
-        encode("all_gather", id=0, key="key", rank="no number", size=2),
-        encode("all_gather", id=0, key="key", rank=2, size=2),
-        encode("missing", id=0, key="key", size=1 << 60),
+        encode("all_gather", id=0, key="key", rank="no number", size=2, reads=ALL),
+        encode("all_gather", id=0, key="key", rank=2, size=2, reads=ALL),
+        encode("missing", id=0, key="key", size=1 << 60, reads=ALL),
         b'{"kind": "all_gather"',
         encode("get", id=0, key="key"),
         encode("get", key="key", wait=True),

@@ -18,11 +18,11 @@ from harness.nodes import SECRET, StartClient, store_server
 from ringcomm import ArgumentError, CollectiveTimeout, PeerLost
 from ringcomm.bootstrap.client import Client, find_endpoint
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.session import MEMBERS
+from ringcomm.bootstrap.session import ALL, MEMBERS
 from ringcomm.bootstrap.store import open_store
 from ringcomm.bootstrap.wire import tcp
-from ringcomm.bootstrap.wire.framing import LENGTH, MESSAGE_BYTES, decode, encode
-from ringcomm.bootstrap.wire.handshake import GREETING, REFUSED
+from ringcomm.bootstrap.wire.framing import LENGTH, MESSAGE_BYTES, MessageSocket, decode, encode
+from ringcomm.bootstrap.wire.handshake import GREETING, REFUSED, client_handshake
 from ringcomm.bootstrap.wire.tcp import split_address
 
 
@@ -121,6 +121,7 @@ def test_a_silent_untrusted_peer_has_little_time(address, monkeypatch, caplog):
 
 def test_untrusted_peers_hold_few_connections_and_keep_no_rank_out(address, job, monkeypatch):
     monkeypatch.setattr(tcp, "MAX_UNTRUSTED", 4)
+    monkeypatch.setattr(tcp, "GRACE", 0.01)
     monkeypatch.setattr(tcp, "HANDSHAKE_TIMEOUT", 1000.0)
     peers = [socket.create_connection(split_address(address), harness.OPERATION) for _ in range(50)]
     with join(address, job, 0, 2) as store, join(address, job, 1, 2) as other:
@@ -130,6 +131,21 @@ def test_untrusted_peers_hold_few_connections_and_keep_no_rank_out(address, job,
             assert read(peer) == b""
     for peer in peers:
         peer.close()
+
+
+def test_ranks_that_come_together_are_accepted_one_after_another(address, monkeypatch, caplog):
+    monkeypatch.setattr(tcp, "MAX_UNTRUSTED", 4)
+    monkeypatch.setattr(tcp, "GRACE", 1000.0)
+    peers = [MessageSocket(socket.create_connection(split_address(address), harness.OPERATION)) for _ in range(10)]
+    for peer in peers:
+        steps = client_handshake(SECRET.encode())
+        next(steps)
+        peer.send(steps.send(peer.recv(100)))
+        with pytest.raises(StopIteration):  # it has ended well
+            steps.send(peer.recv(100))
+    for peer in peers:
+        peer.close()
+    assert "refused" not in caplog.text
 
 
 @pytest.fixture
@@ -186,7 +202,7 @@ def test_a_rank_joins_a_store_that_opens_later(job):
 
 def test_a_message_that_comes_in_pieces_delays_nobody(address, job):
     with join(address, job, 0, 3) as store, join(address, job, 1, 3) as other, join(address, job, 2, 3) as slow:
-        message = encode("all_gather", b"value", key="slow", id=0, rank=0, size=1)
+        message = encode("all_gather", b"value", key="slow", id=0, rank=0, size=1, reads=ALL)
         framed = LENGTH.pack(len(message)) + message
         for number, piece in enumerate(framed):
             socket.socket.send(slow._socket, bytes([piece]))

@@ -15,11 +15,13 @@ from ringcomm.bootstrap.wire.framing import MessageSocket, close_in_children
 from ringcomm.errors import RingcommError
 from ringcomm.machine import descriptors
 
-__all__ = ["Gate", "PeerServer"]
+__all__ = ["WAITING", "Gate", "PeerServer"]
 
 log = logging.getLogger("ringcomm")
 
 INTERVAL = 1.0  # seconds between two lines for the same kind of refusal
+WAITING = 4096  # peers that the kernel keeps until they are accepted; net.core.somaxconn is as much by default
+ACCEPTED_AT_ONCE = 128  # peers, before those that have come already are heard
 
 
 class Gate:
@@ -35,6 +37,10 @@ class Gate:
     def admits(self, peer: MessageSocket) -> tuple[bool, str]:  # noqa: ARG002 (a gate that admits all)
         """Return whether the message of a peer is for the server, and why the peer is refused, or ""."""
         return True, ""
+
+    def room(self) -> int:
+        """Return how many more peers may come now; if none, `due` is when that may change."""
+        return ACCEPTED_AT_ONCE
 
     def due(self) -> float:
         """Return when to call `poll` next."""
@@ -67,12 +73,12 @@ class PeerServer:
     def __init__(self, gate: Gate, receive: Callable[[Any], object], rank: int | None) -> None:
         self._gate, self._receive, self._rank = gate, receive, rank
         self._refusals = RefusalLog()
-        self._listener = gate.listener
+        self._listener, self._exhausted = gate.listener, False
         close_in_children(self._listener)
         self._peers: set[MessageSocket] = set()
         self._open = ExitStack()
         self._selector = self._open.enter_context(selectors.DefaultSelector())
-        self._selector.register(self._open.enter_context(self._listener), selectors.EVENT_READ)
+        self._open.enter_context(self._listener)
 
     def add(self, peer: MessageSocket) -> None:
         peer.setblocking(False)
@@ -93,6 +99,7 @@ class PeerServer:
 
     def serve(self, timeout: float | None) -> bool:
         """Wait up to `timeout` seconds for peers, handle what they have sent, and return whether any was ready."""
+        self._listen(not self._exhausted and self._gate.room() > 0)
         due = min(self._gate.due() if self._peers else math.inf, self._refusals.due)
         if due < math.inf:
             left = max(0.0, due - time.monotonic())
@@ -103,7 +110,9 @@ class PeerServer:
             if key.data:
                 key.data()
             elif peer is self._listener:
-                self._accept()
+                for _ in range(min(ACCEPTED_AT_ONCE, self._gate.room())):
+                    if not self._accept():
+                        break
             elif peer in self._peers:  # not dropped meanwhile
                 assert isinstance(peer, MessageSocket)
                 if events & selectors.EVENT_WRITE:
@@ -122,8 +131,7 @@ class PeerServer:
     def drop(self, peer: MessageSocket) -> None:
         self._forget(peer)
         peer.close()
-        if self._listener not in self._selector.get_map():  # see _accept
-            self._selector.register(self._listener, selectors.EVENT_READ)
+        self._exhausted = False
 
     def release(self, peer: MessageSocket) -> int:
         """Return the descriptor of a peer; the caller owns it from now on."""
@@ -141,13 +149,21 @@ class PeerServer:
         self._selector.unregister(peer)
         self._peers.remove(peer)
 
-    def _accept(self) -> None:
+    def _listen(self, wanted: bool) -> None:
+        if wanted != (self._listener in self._selector.get_map()):
+            if wanted:
+                self._selector.register(self._listener, selectors.EVENT_READ)
+            else:
+                self._selector.unregister(self._listener)
+
+    def _accept(self) -> bool:
+        """Accept a peer, if there is one, and return whether there may be more."""
         try:
             peer, _ = self._listener.accept()
         except OSError as error:
             if error.errno in (errno.ECONNABORTED, errno.EAGAIN, errno.EINTR):
-                return  # it disconnected again
-            self._selector.unregister(self._listener)  # it would stay ready
+                return False  # none, or it disconnected again
+            self._exhausted = True  # the listener would stay ready
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise descriptors.exhausted(self._rank, "to accept another rank", error) from None
             who = descriptors.name(self._rank)
@@ -158,6 +174,7 @@ class PeerServer:
             peer.close()
         elif heard:
             self.add(heard)
+        return True
 
     def _flush(self, peer: MessageSocket) -> None:
         with suppress(OSError):

@@ -19,12 +19,13 @@ from ringcomm.bootstrap.wire.handshake import (
     client_handshake,
 )
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE, PROBE_AGAIN, patience_with, probe, probe_now
-from ringcomm.bootstrap.wire.peers import Gate
+from ringcomm.bootstrap.wire.peers import WAITING, Gate
 from ringcomm.errors import ArgumentError, refuse
 
 __all__ = ["TcpGate", "connect", "local_address", "loopback", "split_address", "unreachable"]
 
 MAX_UNTRUSTED = 128  # peers that have not proved that they know the secret
+GRACE = 0.25  # seconds that each of them has while others wait to be accepted
 
 
 def connect(
@@ -109,19 +110,19 @@ def unreachable(rank: int, address: str, found: str) -> ArgumentError:
 
 class _UntrustedPeer(NamedTuple):
     handshake: ServerHandshake
-    deadline: float
+    since: float
 
 
 class TcpGate(Gate):
     """Listens at one TCP address, and admits peers that know the secret.
 
-    Untrusted peers have HANDSHAKE_TIMEOUT seconds to prove that they do, and MAX_UNTRUSTED connections: of more, the
-    oldest goes.
+    Untrusted peers have HANDSHAKE_TIMEOUT seconds to prove that they do, and MAX_UNTRUSTED connections. Others wait
+    until one has proved it; after GRACE seconds the oldest goes.
     """
 
     def __init__(self, address: str, purpose: str, secret: bytes, keepalive: float | None) -> None:
         self._secret, self._keepalive = secret, keepalive
-        self._untrusted: dict[MessageSocket, _UntrustedPeer] = {}  # in the order of their deadlines
+        self._untrusted: dict[MessageSocket, _UntrustedPeer] = {}  # the oldest first
         self._probe_at = math.inf if keepalive is None else 0.0
         super().__init__(_listen(address, purpose))
 
@@ -140,7 +141,7 @@ class TcpGate(Gate):
             heard.send(handshake.greeting)
         except OSError:  # it has disconnected again
             return None, ""
-        self._untrusted[heard] = _UntrustedPeer(handshake, time.monotonic() + HANDSHAKE_TIMEOUT)
+        self._untrusted[heard] = _UntrustedPeer(handshake, time.monotonic())
         return heard, ""
 
     def admits(self, peer: MessageSocket) -> tuple[bool, str]:
@@ -159,9 +160,14 @@ class TcpGate(Gate):
             del self._untrusted[peer]
         return False, refusal
 
+    def room(self) -> int:
+        return MAX_UNTRUSTED - len(self._untrusted) or int(self._oldest() + GRACE <= time.monotonic())
+
     def due(self) -> float:
-        first = next(iter(self._untrusted.values()), None)
-        return min(first.deadline if first else math.inf, self._probe_at)
+        return min(self._oldest() + (HANDSHAKE_TIMEOUT if self.room() else GRACE), self._probe_at)
+
+    def _oldest(self) -> float:
+        return next((peer.since for peer in self._untrusted.values()), math.inf)
 
     def poll(self, peers: Collection[MessageSocket]) -> tuple[MessageSocket, str] | None:
         now = time.monotonic()
@@ -171,7 +177,7 @@ class TcpGate(Gate):
         for peer, untrusted in self._untrusted.items():  # the oldest
             if len(self._untrusted) > MAX_UNTRUSTED:
                 return peer, f"{MAX_UNTRUSTED} connections without a proof of the secret"
-            if untrusted.deadline <= now:
+            if untrusted.since + HANDSHAKE_TIMEOUT <= now:
                 return peer, f"no proof of the secret within {HANDSHAKE_TIMEOUT:g} s"
             break
         return None
@@ -197,7 +203,7 @@ def _listen(address: str, purpose: str) -> socket.socket:
         listener.setblocking(False)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the port of a job that has just ended
         listener.bind(resolved)
-        listener.listen(1024)
+        listener.listen(WAITING)
     except OSError as error:
         listener.close()
         raise ArgumentError(f"{purpose}: cannot listen at {address}: {error.strerror}") from None

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import TypeVar
 
 from ringcomm.bootstrap.wire.framing import LENGTH, MessageSocket
-from ringcomm.bootstrap.wire.peers import Gate
+from ringcomm.bootstrap.wire.peers import WAITING, Gate
 from ringcomm.errors import ArgumentError, RingcommError
 
 __all__ = [
@@ -72,7 +72,7 @@ def _listen(address: str, purpose: str) -> socket.socket:
     listener.setblocking(False)
     try:
         listener.bind(address)
-        listener.listen(1024)
+        listener.listen(WAITING)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:

@@ -16,7 +16,7 @@ from ringcomm.transports.network.transport import Network, NetworkTransport, new
 from ringcomm.transports.shm import ShmTransport, check_versions
 from ringcomm.version import VERSION
 
-__all__ = ["Facts", "JobFacts", "facts_of"]
+__all__ = ["Facts", "JobFacts", "by_rank", "facts_of"]
 
 log = logging.getLogger("ringcomm")
 
@@ -26,7 +26,7 @@ Facts = Mapping[str, Any]
 
 
 def facts_of(rank: int, config: Config) -> Facts:
-    """Return what this rank tells the others, as JSON."""
+    """Return what this rank tells the others, as JSON: all but the cores is the same for the ranks of a host."""
     facts = {
         "version": VERSION,
         "host": [host_id(), config.host_id],
@@ -34,6 +34,12 @@ def facts_of(rank: int, config: Config) -> Facts:
         "link": link_facts(),
     }
     return facts if rank else facts | {"config": asdict(config), "group_id": new_group_id()}
+
+
+def by_rank(facts: Sequence[Facts | None]) -> list[Facts]:
+    """Return the facts of every rank, given those of the first rank of each host, which name the `ranks` there."""
+    of = {rank: each for each in facts if each for rank in each["ranks"]}
+    return [of[rank] for rank in range(len(of))]
 
 
 class JobFacts:
@@ -56,7 +62,7 @@ class JobFacts:
         self.layout = layout_of(rank, [tuple(facts["host"]) for facts in ranks])
         machines = [facts["host"][0] for facts in ranks]
         self.machines = len({*machines})
-        if config.oversubscribed is None:
+        if config.oversubscribed is None and len(self.layout.ranks) > 1:  # else shared memory decides
             here = [facts["cores"] for facts, machine in zip(ranks, machines, strict=True) if machine == machines[rank]]
             config = replace(config, oversubscribed=self.layout.yields_early(here))
         self.config = config

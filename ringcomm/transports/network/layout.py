@@ -50,6 +50,8 @@ class HostLayout:
 
 def layout_of(rank: int, hosts: Sequence[object]) -> HostLayout:
     """Return the layout seen from `rank`, given the host of each rank. Hosts are in the order of their first ranks."""
-    ranks = tuple(tuple(each for each, host in enumerate(hosts) if host == this) for this in dict.fromkeys(hosts))
-    host = next(number for number, here in enumerate(ranks) if rank in here)
-    return HostLayout(ranks, host, ranks[host].index(rank))
+    ranks: dict[object, list[int]] = {}
+    for each, host in enumerate(hosts):
+        ranks.setdefault(host, []).append(each)
+    here = hosts[rank]
+    return HostLayout(tuple(map(tuple, ranks.values())), [*ranks].index(here), ranks[here].index(rank))

@@ -76,11 +76,8 @@ class _Mesh:
             self._addresses = all_gather_facts(
                 self._store, ADDRESSES, *who, gate.address, timeout, meanwhile=lambda: server.serve(0)
             )
-            look = 0.0  # when to look at the store next: it serves all ranks
             while len(self.connected) < self._size - 1:
-                if time.monotonic() >= look:
-                    self._store.check()
-                    look = time.monotonic() + SLICE
+                self._store.check()
                 self._connect_due()
                 server.serve(max(0.0, min(SLICE, self._check_deadline(timeout))))
 

@@ -1,4 +1,8 @@
-"""Connects ranks on several hosts: those of one host by shared memory, all of them by sockets or UCX."""
+"""Connects ranks on several hosts: those of one host by shared memory, all of them by sockets or UCX.
+
+The first rank of each host speaks for it, and reads what all ranks tell; the others get that from it through shared
+memory. So what the store sends grows with ranks times hosts, and not with the square of the ranks.
+"""
 
 import os
 import secrets
@@ -8,19 +12,19 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from ringcomm.bootstrap.client import Meanwhile
 from ringcomm.bootstrap.descriptor_exchange import REPORT_TIMEOUT
 from ringcomm.bootstrap.place import Place, master_address
+from ringcomm.bootstrap.session import ALL, FIRST
 from ringcomm.bootstrap.start_errors import rank_in_job
-from ringcomm.bootstrap.store import Store, all_gather_facts
+from ringcomm.bootstrap.store import Store, all_gather_facts, ranks_of_host
 from ringcomm.bootstrap.wire.keepalive import patience_with, probe
 from ringcomm.bootstrap.wire.tcp import local_address, loopback, unreachable
 from ringcomm.config import Config
-from ringcomm.errors import RingcommError
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports import shm
 from ringcomm.transports.contract import Transport
-from ringcomm.transports.network.facts import JobFacts, facts_of
+from ringcomm.transports.network.facts import Facts, JobFacts, by_rank, facts_of
+from ringcomm.transports.network.host_stores import HostStore, SharingStore
 from ringcomm.transports.network.mesh import connect_mesh
 from ringcomm.transports.network.reconnect import Survivors
 from ringcomm.transports.network.transport import Network
@@ -37,14 +41,18 @@ def serves(place: Place) -> bool:
 
 
 def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
-    secret = {} if rank else {"secret": secrets.token_hex(32)}  # of the connections
-    ranks = all_gather_facts(store, FACTS, rank, size, {**facts_of(rank, config), **secret}, config.start_limit)
+    here = ranks_of_host(store, rank, size, config.host_id, config.start_limit)
+    mine = _facts_of_host(rank, here, config)
+    facts = all_gather_facts(store, FACTS, rank, size, mine, config.start_limit, reads=ALL if mine else FIRST)
+    if mine:
+        config = JobFacts(rank, by_rank(facts), config, store.members).config
+    local = shm.connect(here.index(rank), len(here), HostStore(store, here), config)
+    if len(here) == size:
+        return local
+    store = SharingStore(store, size, local, here)
+    ranks = by_rank(store.share(facts, config.start_limit))
     job = JobFacts(rank, ranks, config, store.members)
     config, layout = job.config, job.layout
-    here = [rank_in_job(store.members, each) for each in layout.local_ranks]
-    local = shm.connect(layout.local_rank, len(here), _HostStore(store, layout.host, here), config)
-    if len(layout.ranks) == 1:
-        return local
     # Where hosts have several ranks, those of another one may wait for one of theirs until their deadline, and name it.
     longer = REPORT_TIMEOUT if len(layout.ranks) < size else 0.0
     patient = replace(config, start_timeout=config.start_limit + longer)
@@ -63,6 +71,14 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
     return job.make_transport(Network(handle, job.selector(name), name, survivors), local)
 
 
+def _facts_of_host(rank: int, here: Sequence[int], config: Config) -> Facts | None:
+    """Return what the first rank of a host tells all; the other ranks leave that to it."""
+    if rank != here[0]:
+        return None
+    secret = {} if rank else {"secret": secrets.token_hex(32)}  # of the connections
+    return {"ranks": here, **facts_of(rank, config), **secret}
+
+
 def _open_sockets(rank: int, size: int, sockets: list[int], keepalive: float) -> Any:
     slot = ffi.new("rc_network **")
     with ExitStack() as held:
@@ -73,22 +89,3 @@ def _open_sockets(rank: int, size: int, sockets: list[int], keepalive: float) ->
             each.detach()
     check(lib.rc_network_open(rank, size, sockets, *patience_with(keepalive), slot))
     return ffi.gc(slot[0], lib.rc_network_free)
-
-
-class _HostStore:
-    """The part of a store that the ranks of one host use among themselves."""
-
-    def __init__(self, store: Store, host: int, members: Sequence[int]) -> None:
-        self._store, self._host, self.members = store, host, members
-        self.server, self.place = store.server, store.place
-
-    def all_gather(
-        self, name: str, rank: int, size: int, fact: bytes, timeout: float, meanwhile: Meanwhile = None
-    ) -> bytes | list[int]:
-        return self._store.all_gather(f"host {self._host}/{name}", rank, size, fact, timeout, meanwhile)
-
-    def abort(self, error: RingcommError) -> None:
-        self._store.abort(error)
-
-    def check(self) -> None:
-        self._store.check()

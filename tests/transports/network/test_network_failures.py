@@ -194,8 +194,10 @@ def test_a_rank_that_does_not_connect_is_named(link, told, what):
         """Rank 1 tells where it is, perhaps its address, and is not heard of again."""
 
         def all_gather(self, name, rank, size, fact, *how):
-            if name in told.split():
-                super().all_gather(name, 1, 2, fact.replace(b'"0"', b'"1"'), 0.0)
+            if name == "host":
+                super().all_gather(name, 1, 2, b"1", 0.0, None, "another host")
+            elif name in told.split():
+                super().all_gather(name, 1, 2, fact.replace(b'"0"', b'"1"').replace(b"[0]", b"[1]"), 0.0)
             return super().all_gather(name, rank, size, fact, *how)
 
     config = Config(timeout=SHORT, host_id="0", link=link)
@@ -233,8 +235,10 @@ def test_an_address_that_other_machines_cannot_reach_is_refused_at_once(monkeypa
         """Rank 1 is on another machine."""
 
         def all_gather(self, name, rank, size, fact, *how):
+            if name == "host":
+                super().all_gather(name, 1, 2, b"1", 0.0, None, "another host")
             if name == "network":
-                elsewhere = json.loads(fact) | {"host": ["another", None]}
+                elsewhere = json.loads(fact) | {"ranks": [1], "host": ["another", None]}
                 super().all_gather(name, 1, 2, json.dumps(elsewhere).encode(), 0.0)
             return super().all_gather(name, rank, size, fact, *how)
 

@@ -1,0 +1,91 @@
+"""What the ranks of one host share of a store: a part of it that is theirs, and one answer for all of them."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ringcomm.bootstrap.client import Meanwhile
+from ringcomm.bootstrap.session import ALL, FIRST
+from ringcomm.bootstrap.start_errors import lost_in_start, missing_ranks, rank_in_job
+from ringcomm.bootstrap.store import Store
+from ringcomm.errors import CollectiveTimeout, PeerLost, RingcommError
+from ringcomm.native import ffi
+from ringcomm.transports.calls import CollectiveCall
+from ringcomm.transports.shm import ShmTransport
+from ringcomm.types import DTYPES
+
+__all__ = ["HostStore", "SharingStore"]
+
+
+class HostStore:
+    """The part of a store that the ranks of one host, `here`, use among themselves."""
+
+    def __init__(self, store: Store, here: Sequence[int]) -> None:
+        self._store, self._first = store, here[0]
+        self.members: Sequence[int] = [rank_in_job(store.members, rank) for rank in here]
+        self.server, self.place = store.server, store.place
+
+    def all_gather(
+        self,
+        name: str,
+        rank: int,
+        size: int,
+        fact: bytes,
+        timeout: float,
+        meanwhile: Meanwhile = None,
+        reads: str = ALL,
+    ) -> bytes | list[int]:
+        return self._store.all_gather(f"host {self._first}/{name}", rank, size, fact, timeout, meanwhile, reads)
+
+    def abort(self, error: RingcommError) -> None:
+        self._store.abort(error)
+
+    def check(self, ask: bool = False) -> None:
+        self._store.check(ask)
+
+
+class SharingStore:
+    """A store from which the first rank of each host gets the facts of all, and shares them with its host, `local`."""
+
+    def __init__(self, store: Store, size: int, local: ShmTransport, here: Sequence[int]) -> None:
+        self._store, self._size, self._local, self._here = store, size, local, here
+        self.server, self.members, self.place = store.server, store.members, store.place
+        self.abort, self.check = store.abort, store.check
+
+    def all_gather(
+        self,
+        name: str,
+        rank: int,
+        size: int,
+        fact: bytes,
+        timeout: float,
+        meanwhile: Meanwhile = None,
+        reads: str = ALL,
+    ) -> bytes | list[int]:
+        shares = reads == ALL
+        wanted = FIRST if shares and self._local.rank else reads
+        gathered = self._store.all_gather(name, rank, size, fact, timeout, meanwhile, wanted)
+        return gathered if isinstance(gathered, list) or not shares else self._share(gathered, timeout)
+
+    def share(self, facts: Any, timeout: float) -> Any:
+        """Return the facts of the first rank of this host, as JSON carries them."""
+        return json.loads(self._share(json.dumps(facts).encode(), timeout))
+
+    def _share(self, data: bytes, timeout: float) -> bytes:
+        local = self._local
+        if local.size == 1:
+            return data
+        try:
+            length = local.all_gather_facts("all_gather", len(data), timeout)[0]
+            shared = bytearray(length if local.rank else data)
+            pointer = ffi.from_buffer(shared)
+            local.fused["broadcast"](CollectiveCall(pointer, pointer, length, DTYPES["uint8"]), timeout)
+        except (PeerLost, CollectiveTimeout) as error:  # by its rank on this host
+            self.check(ask=True)
+            if error.rank is None:
+                raise
+            rank = self._here[error.rank]
+            if isinstance(error, PeerLost):
+                raise lost_in_start(rank_in_job(self.members, rank)) from None
+            raise missing_ranks([rank], self._size, timeout, members=self.members) from None
+        return bytes(shared)
