@@ -374,10 +374,11 @@ void rc_work_free(rc_work* work); /* drops it */
 
 /* Between hosts. A network joins the processes of a job; a communicator over it has ranks on several hosts. */
 typedef struct rc_network rc_network;
-/* Owns `sockets`: one connected TCP socket per process, -1 for this one, which probe their peers. A host that does not
- * answer for so many seconds, to a probe or to data, is lost. */
-int rc_network_open(int rank, int size, const int* sockets, double idle_timeout, double resend_timeout,
-                    rc_network** network);
+/* Owns `sockets`: one connected TCP socket per process, -1 for those of this host, which probe their peers. A host that
+ * does not answer for so many seconds, to a probe or to data, is lost. `name`: the same in all processes, and of no
+ * other network on their machines. */
+int rc_network_open(int rank, int size, const int* sockets, const char* name, double idle_timeout,
+                    double resend_timeout, rc_network** network);
 void rc_network_free(rc_network* network); /* its communicators stay usable */
 /* MPI as this process has loaded it: addresses of its functions, and values of its handles, which are ints or pointers.
  * `comm` is for the network alone, and returns errors. */

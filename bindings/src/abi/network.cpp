@@ -74,17 +74,19 @@ UcxMessages& messages_of(rc_ucx* ucx) {
 
 }  // namespace
 
-int rc_network_open(int rank, int size, const int* sockets, double idle_timeout, double resend_timeout,
-                    rc_network** network) {
+int rc_network_open(int rank, int size, const int* sockets, const char* name, double idle_timeout,
+                    double resend_timeout, rc_network** network) {
     return guarded([&] {
         check_size(size);
         check_rank("rank", rank, 0, size);
         check_pointer("sockets", sockets);
         if (sockets[rank] != -1) rejectf("sockets: expected -1 for process %d, got %d", rank, sockets[rank]);
+        check_pointer("name", name);
         check_seconds("idle_timeout", idle_timeout);
         check_seconds("resend_timeout", resend_timeout);
         check_pointer("network", network);
-        auto link = std::make_unique<SocketLink>(rank, size, std::span(sockets, size), idle_timeout, resend_timeout);
+        const std::span each(sockets, size);
+        auto link = std::make_unique<SocketLink>(rank, size, each, name, idle_timeout, resend_timeout);
         *network = new rc_network{std::make_shared<NetworkWorld>(std::move(link))};
     });
 }

@@ -7,7 +7,6 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
@@ -47,14 +46,17 @@ struct SocketLink::Peer : Connection {
     uint32_t watched = EPOLLIN;
 };
 
-SocketLink::SocketLink(int rank, int size, std::span<const int> sockets, double idle_timeout, double resend_timeout)
-    : Link(rank, size), idle_timeout_(idle_timeout), resend_timeout_(resend_timeout), next_check_(Clock::now()) {
+SocketLink::SocketLink(int rank, int size, std::span<const int> sockets, const std::string& name, double idle_timeout,
+                       double resend_timeout)
+    : Link(rank, size),
+      idle_timeout_(idle_timeout),
+      resend_timeout_(resend_timeout),
+      wake_up_(name, rank),
+      next_check_(Clock::now()) {
     assert(int(sockets.size()) == size && sockets[rank] == -1);
     for (int r = 0; r < size; ++r) peers_.emplace_back(r, sockets[r], lost_);
     epoll_.fd = epoll_create1(EPOLL_CLOEXEC);
     if (epoll_.fd < 0) throw_errno("epoll_create1");
-    wake_up_.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (wake_up_.fd < 0) throw_errno("eventfd");
     for (const Peer& peer : peers_) {
         if (peer.open()) configure(peer);
     }
@@ -147,11 +149,8 @@ void SocketLink::sleep(uint64_t ns) {
     pollfd ready[]{{epoll_.fd, POLLIN, 0}, {wake_up_.fd, POLLIN, 0}};
     const timespec timeout{time_t(ns / 1'000'000'000), long(ns % 1'000'000'000)};
     ppoll(ready, std::size(ready), &timeout, nullptr);
-    eventfd_t wake_ups;
-    if (ready[1].revents) eventfd_read(wake_up_.fd, &wake_ups);
+    if (ready[1].revents) wake_up_.clear();
 }
-
-void SocketLink::wake() { eventfd_write(wake_up_.fd, 1); }
 
 bool SocketLink::has_room(int peer) const { return peers_[peer].queued_bytes() < MAX_QUEUED; }
 

@@ -58,7 +58,10 @@ NetworkGroup::NetworkGroup(std::shared_ptr<NetworkWorld> given, NetworkMembershi
       left_after_(new std::atomic<uint64_t>[size]),
       messages_(size),
       statuses_(size) {
-    for (int r = 0; r < size; ++r) left_after_[r].store(OPEN);
+    for (int r = 0; r < size; ++r) {
+        left_after_[r].store(OPEN);
+        here_.push_back(layout.local_rank_of(r));
+    }
     for (auto& slot : records_) slot.resize(layout.hosts());
     if (local.group) host_sleeper_.emplace(*local.group, *world);
     // A rank that waits in its host's memory must hear of failures elsewhere.
@@ -82,8 +85,11 @@ std::byte* NetworkGroup::scratch(size_t bytes) {
 }
 
 void NetworkGroup::progress() {
-    const std::lock_guard lock(world->mutex);
-    world->progress();
+    {
+        const std::lock_guard lock(world->mutex);
+        world->progress();
+    }
+    hear_host();
 }
 
 void NetworkGroup::prepare(const CallRecord& call) { NetworkCall(*this, call).prepare(); }
@@ -100,17 +106,15 @@ void NetworkGroup::run_collective(const CallRecord& call) {
             const std::lock_guard lock(world->mutex);
             mismatch_ = failure;
         }
-        if (failure.error.code == RC_MISMATCH || failure.error.code == RC_ARGUMENT) finished_.store(call.epoch);
+        if (failure.error.code == RC_MISMATCH || failure.error.code == RC_ARGUMENT) finish(call.epoch);
         throw failure;
     }
-    finished_.store(call.epoch);
+    finish(call.epoch);
 }
 
 std::unique_ptr<PacketChannel> NetworkGroup::open_channel(int peer) {
-    const int here = layout.local_rank_of(peer);
-    if (here >= 0) {
-        return std::make_unique<HostChannel>(*local.group, here, *world, members_[peer], head(PacketType::WAKE));
-    }
+    const int here = shares_memory(peer);
+    if (here >= 0) return std::make_unique<HostChannel>(*local.group, here, *world, members_[peer]);
     return std::make_unique<NetworkChannel>(*world, members_[peer], head(PacketType::MESSAGE), message_tag(),
                                             messages_[peer]);
 }
@@ -151,11 +155,12 @@ Failure NetworkGroup::as_mismatch(const Failure& failure, const CallRecord& call
 }
 
 void NetworkGroup::store_failure(const Failure& given) {
-    Failure failure = given;
+    const auto first = stored_between_hosts();
+    Failure failure = first.value_or(given);
     const bool names_one = failure.error.code == RC_PEER_LOST && failure.error.rank >= 0 && !failure.error.group_size;
     const std::string death = names_one ? how_it_died(failure.error.rank) : "";
     const std::lock_guard lock(world->mutex);
-    if (failure.error.code == RC_ABORTED && mismatch_ && mismatch_->error.epoch == flight.epoch.load()) {
+    if (!first && failure.error.code == RC_ABORTED && mismatch_ && mismatch_->error.epoch == flight.epoch.load()) {
         failure = after_mismatch(failure, *mismatch_);
     }
     share_failure(failure);
@@ -175,18 +180,35 @@ void NetworkGroup::share_failure(const Failure& failure) {
 void NetworkGroup::send_failure() const {
     PacketWriter packet(head(PacketType::FAILURE));
     packet.add(failure_->failure->error);
-    send_to_all(packet.packet());
+    send_to_other_hosts(packet.packet());
 }
 
 bool NetworkGroup::set_failure(const Failure& failure) {
     if (failure_->set.load()) return false;
     // Inside this host first: afterwards a rank takes back memory from which a message is read there.
     if (local.group && !local.group->closing()) local.group->store_failure_between_hosts(failure, size);
+    wake_host();
     failure_->failure = failure;
     failure_->set.store(true, std::memory_order_release);
     for (const uint64_t unused : {tag(), message_tag()}) world->drop(unused);
     world->wake();
     return true;
+}
+
+// A rank of this host may have heard of a failure first.
+void NetworkGroup::hear_host() {
+    if (!local.group || has_failed()) return;
+    const auto [stored, ancestor] = local.group->stored_failure();
+    if (!stored) return;
+    if (ancestor >= 0) return store_failure(from_ancestor(*stored, *ancestors_[ancestor]));
+    const Failure failure(stored->error);
+    store_failure(stored->between ? failure : from_host(failure, "a call of all ranks"));
+}
+
+std::optional<Failure> NetworkGroup::stored_between_hosts() const {
+    if (!local.group || failure_->set.load()) return {};
+    const auto [stored, ancestor] = local.group->stored_failure();
+    return stored && ancestor < 0 && stored->between ? std::optional<Failure>(stored->error) : std::nullopt;
 }
 
 Failure NetworkGroup::from_host(const Failure& failure, const std::string& what) {
@@ -202,8 +224,6 @@ Failure NetworkGroup::from_host(const Failure& failure, const std::string& what)
     const int number = layout.ranks[layout.host][r];
     if (translated.error.code == RC_PEER_LOST) {
         if (auto lost = peer_failure(number, what)) return *lost;
-        // The packet that says so is on its way.
-        if (local.group->closed(r)) return peer_lost(number, "closed the communicator", what);
     }
     renumber(translated, number);
     return translated;
@@ -213,7 +233,7 @@ Failure NetworkGroup::from_ancestor(const SharedFailure& stored, FailureState& a
     Failure failure(stored.error);
     const int r = failure.error.rank;
     if (!stored.between && r >= 0) renumber(failure, ancestor.here[r]);
-    if (!stored.between && failure.error.code == RC_PEER_LOST) {  // perhaps no rank that needed it tells other hosts
+    if (stored.between || failure.error.code == RC_PEER_LOST) {  // perhaps no rank that needed it tells other hosts
         const std::lock_guard lock(world->mutex);
         if (ancestor.group) ancestor.group->share_failure(failure);
     }
@@ -235,7 +255,6 @@ void NetworkGroup::packet_arrived(const PacketHead& head, PacketReader& packet) 
             const auto bytes = packet.next<uint64_t>();
             return messages_[source].pulled(*world->link, members_[source], message_tag(), address, bytes);
         }
-        case PacketType::WAKE: return;  // from sleep: to have arrived is enough
         case PacketType::FAILURE: {
             const auto error = packet.next<rc_error>();
             if (packet.complete()) set_failure(Failure(error));
@@ -255,20 +274,43 @@ void NetworkGroup::records_arrived(PacketReader& packet) {
     }
 }
 
-void NetworkGroup::send_to_all(Bytes packet) const {
+void NetworkGroup::send_to_other_hosts(Bytes packet) const {
     for (int r = 0; r < size; ++r) {
-        if (r != rank && !closed(r) && !world->lost(members_[r])) world->send_packet(members_[r], packet);
+        if (here_[r] < 0 && !closed(r) && !world->lost(members_[r])) world->send_packet(members_[r], packet);
     }
+}
+
+// After a change in the memory of this host, in which a rank that sleeps on its link does not look.
+void NetworkGroup::wake_host() const {
+    for (const int r : layout.ranks[layout.host]) {
+        if (r != rank) world->wake_peer(members_[r]);
+    }
+}
+
+bool NetworkGroup::closed(int r) const {
+    const int here = shares_memory(r);
+    return here >= 0 ? local.group->closed(here) : left_after_[r].load() != OPEN;
+}
+
+uint64_t NetworkGroup::last_finished(int r) const {
+    const int here = shares_memory(r);
+    return here >= 0 ? local.group->arena().between_hosts(here).finished.load() : left_after_[r].load();
+}
+
+void NetworkGroup::finish(uint64_t epoch) {
+    finished_.store(epoch);
+    if (local.group) local.group->arena().between_hosts(layout.local_rank).finished.store(epoch);
 }
 
 void NetworkGroup::start_closing() {
     PeerGroup::start_closing();
     if (local.group) local.group->start_closing();  // so that nobody there reads memory of this rank any more
     const std::lock_guard lock(world->mutex);
+    wake_host();
     if (failure_->set.load()) send_failure();  // some may not have heard of it, and would take this rank for its cause
     PacketWriter packet(head(PacketType::CLOSED));
     packet.add(finished_.load());
-    send_to_all(packet.packet());
+    send_to_other_hosts(packet.packet());
     world->wake();
 }
 

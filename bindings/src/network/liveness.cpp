@@ -8,16 +8,10 @@ void NetworkWorld::peer_lost(int process, const std::string& reason) {
     if (!lost_[process]) lost_[process] = reason;
 }
 
-std::string NetworkGroup::how_it_died(int r) {
-    const int here = layout.local_rank_of(r);
-    const bool left = closed(r) || (here >= 0 && local.group && local.group->closed(here));
-    return left ? "" : how_it_ended(r);
-}
+std::string NetworkGroup::how_it_died(int r) { return closed(r) ? "" : how_it_ended(r); }
 
 std::string NetworkGroup::how_it_ended(int r) {
-    const int here = layout.local_rank_of(r);
-    const std::string how = here >= 0 && local.group ? local.group->how_it_ended(here) : "";
-    if (!how.empty()) return how;
+    if (const int here = shares_memory(r); here >= 0) return local.group->how_it_ended(here);
     const std::lock_guard lock(world->mutex);
     const std::string* reason = world->lost(members_[r]);
     return reason ? "was lost (" + *reason + ")" : "";

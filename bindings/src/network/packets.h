@@ -14,7 +14,6 @@ enum class PacketType : uint32_t {
     RECORDS,  // what hosts contribute to the agreement on a call: see agreement.cpp
     MESSAGE,  // of the point-to-point engine: see channel.h
     PULL,     // asks for the payload of a large message
-    WAKE,     // there is something in the memory of the host: see HostChannel
     FAILURE,  // the first failure of the group
     CLOSED,   // the sender has left the group after this epoch
     QUERY,    // asks for a STATUS

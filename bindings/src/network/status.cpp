@@ -30,7 +30,7 @@ std::vector<std::optional<NetworkGroup::Status>> NetworkGroup::query(int calls) 
     }
     PacketWriter packet(head(PacketType::QUERY));
     packet.add(uint32_t(calls));
-    send_to_all(packet.packet());
+    send_to_other_hosts(packet.packet());
     const uint64_t deadline = now_ns() + ANSWER_NS;
     while (!answered() && now_ns() < deadline) {
         if (world->progress()) continue;
@@ -71,7 +71,7 @@ bool NetworkGroup::answers(int local_rank) const {
 
 RankReport NetworkGroup::report(int r, int calls) const {
     // Of this host as it is now; of others by answers that may be FRESH_NS old.
-    if (const int here = layout.local_rank_of(r); here >= 0) {
+    if (const int here = here_[r]; here >= 0) {
         const std::lock_guard lock(world->mutex);
         return status_here(here, calls).report;
     }

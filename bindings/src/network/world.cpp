@@ -64,6 +64,15 @@ void NetworkWorld::remove(uint64_t group) {
 
 void NetworkWorld::send_packet(int process, Bytes packet) {
     link->send_packet(process, packet);
+    flush_later(process);
+}
+
+void NetworkWorld::wake_peer(int process) {
+    link->wake_peer(process);
+    flush_later(process);
+}
+
+void NetworkWorld::flush_later(int process) {
     if (!link->has_queued(process) || std::count(unsent_.begin(), unsent_.end(), process)) return;
     if (wake_flush_thread()) unsent_.push_back(process);  // else the next wait of this process sends it
 }

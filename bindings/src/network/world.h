@@ -42,6 +42,7 @@ public:
 
     // With the mutex. The packet leaves even if no thread of this process waits for anything.
     void send_packet(int process, Bytes packet);
+    void wake_peer(int process);  // of this host
     // As Link::drop(), also while no thread of this process waits: a peer whose call has failed needs its memory back.
     void drop(uint64_t tag);
     bool progress();
@@ -59,6 +60,7 @@ private:
     void packet_arrived(int process, Bytes packet) override;
     void peer_lost(int process, const std::string& reason) override;
     static void deliver(PacketHandler& handler, Bytes packet);
+    void flush_later(int process);
     bool wake_flush_thread();  // false if the system refuses the thread
     void flush_unsent();       // on a thread of its own
 

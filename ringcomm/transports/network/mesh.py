@@ -1,6 +1,6 @@
-"""The mesh: one connection between each two ranks of a job, on which each has proved to be a rank of it.
+"""The mesh: one connection between each two ranks on different hosts, on which each has proved to be a rank of the job.
 
-Every rank listens at an address that it tells all others through the store, and connects to all lower ranks. The
+Every rank listens at an address that it tells all others through the store, and connects to the lower ranks. The
 secret of their handshake is that of the mesh, followed by the number of the lower rank, so that no rank is taken for
 another. Then the higher rank sends its number.
 """
@@ -8,7 +8,7 @@ another. Then the higher rank sends its number.
 import socket
 import struct
 import time
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import ExitStack, closing
 from typing import NamedTuple
 
@@ -28,8 +28,10 @@ SLICE = 0.05  # seconds between looks at the store, and between two attempts to 
 RANK = struct.Struct("!I")
 
 
-def connect_mesh(rank: int, size: int, store: Store, address: str, secret: bytes, timeout: float) -> list[int]:
-    """Return the descriptor of a connected TCP socket for each other rank, -1 at `rank`. They do not block.
+def connect_mesh(
+    rank: int, size: int, peers: Collection[int], store: Store, address: str, secret: bytes, timeout: float
+) -> list[int]:
+    """Return the descriptor of a connected TCP socket for each of the `peers`, -1 for other ranks. They do not block.
 
     `address` is that of this host, without a port, at which the higher ranks reach this one; it may differ per rank.
     All ranks know the `secret`.
@@ -38,7 +40,7 @@ def connect_mesh(rank: int, size: int, store: Store, address: str, secret: bytes
     has told the store.
     """
     descriptors.provide(rank, size, store.members)
-    mesh = _Mesh(rank, size, store, secret, time.monotonic() + timeout)
+    mesh = _Mesh(rank, size, peers, store, secret, time.monotonic() + timeout)
     with ExitStack() as failed:
         failed.callback(mesh.close)
         mesh.connect(address, timeout)
@@ -54,12 +56,16 @@ class _Attempt(NamedTuple):
 
 
 class _Mesh:
-    def __init__(self, rank: int, size: int, store: Store, secret: bytes, deadline: float) -> None:
+    def __init__(
+        self, rank: int, size: int, peers: Collection[int], store: Store, secret: bytes, deadline: float
+    ) -> None:
         self._rank, self._size, self._store, self._secret, self._deadline = rank, size, store, secret, deadline
+        self._peers = peers
         self.connected: dict[int, int] = {}
         self._addresses: list[str] = []
         self._attempts: dict[MessageSocket, _Attempt] = {}
-        self._due = dict.fromkeys(range(rank), 0.0)  # the lower ranks to connect to, and from when on
+        # The lower ranks to connect to, and from when on.
+        self._due = {each: 0.0 for each in peers if each < rank}
         self._failures: dict[int, str] = {}  # of the last attempt
 
     def close(self) -> None:
@@ -77,7 +83,7 @@ class _Mesh:
                 self._store, ADDRESSES, *who, gate.address, timeout, meanwhile=lambda: server.serve(0)
             )
             look = 0.0  # when to look at the store next: it serves all ranks
-            while len(self.connected) < self._size - 1:
+            while len(self.connected) < len(self._peers):
                 if time.monotonic() >= look:
                     self._store.check()
                     look = time.monotonic() + SLICE
@@ -96,7 +102,7 @@ class _Mesh:
         left = self._deadline - time.monotonic()
         if left > 0:
             return left
-        missing = [rank for rank in range(self._size) if rank not in (self._rank, *self.connected)]
+        missing = [rank for rank in self._peers if rank not in self.connected]
         reasons = [
             f"\nrank {self._in_job(rank)} at {self._addresses[rank]}: {why}" for rank, why in self._failures.items()
         ]
@@ -141,7 +147,7 @@ class _Mesh:
             return
         except (OSError, struct.error):
             rank = self._rank
-        if self._rank < rank < self._size:
+        if rank > self._rank and rank in self._peers:
             close_descriptors([self.connected.pop(rank, -1)])  # it has given an earlier connection up
             self.connected[rank] = self._server.release(peer)
         else:

@@ -1,4 +1,4 @@
-"""Connects ranks on several hosts: those of one host by shared memory, all of them by sockets or UCX."""
+"""Connects ranks on several hosts: those of one host by shared memory, others by sockets or UCX."""
 
 import os
 import secrets
@@ -37,8 +37,8 @@ def serves(place: Place) -> bool:
 
 
 def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
-    secret = {} if rank else {"secret": secrets.token_hex(32)}  # of the connections
-    ranks = all_gather_facts(store, FACTS, rank, size, {**facts_of(rank, config), **secret}, config.start_limit)
+    of_job = {} if rank else {"secret": secrets.token_hex(32), "name": secrets.token_hex(8)}  # of the connections
+    ranks = all_gather_facts(store, FACTS, rank, size, {**facts_of(rank, config), **of_job}, config.start_limit)
     job = JobFacts(rank, ranks, config, store.members)
     config, layout = job.config, job.layout
     here = [rank_in_job(store.members, each) for each in layout.local_ranks]
@@ -56,14 +56,15 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
     if handle is None:
         if found:
             raise unreachable(rank_in_job(store.members, rank), address, found)
-        sockets = connect_mesh(rank, size, store, address, ranks[0]["secret"].encode(), patient.start_limit)
-        handle, name = _open_sockets(rank, size, sockets, config.keepalive), "sockets"
+        peers = [each for each in range(size) if each not in layout.local_ranks]
+        sockets = connect_mesh(rank, size, peers, store, address, ranks[0]["secret"].encode(), patient.start_limit)
+        handle, name = _open_sockets(rank, size, sockets, ranks[0]["name"], config.keepalive), "sockets"
     # The survivors use the same link.
     survivors = Survivors(store.place, replace(config, link=name), connect) if store.place else None
     return job.make_transport(Network(handle, job.selector(name), name, survivors), local)
 
 
-def _open_sockets(rank: int, size: int, sockets: list[int], keepalive: float) -> Any:
+def _open_sockets(rank: int, size: int, sockets: list[int], name: str, keepalive: float) -> Any:
     slot = ffi.new("rc_network **")
     with ExitStack() as held:
         connected = [held.enter_context(socket.socket(fileno=fd)) for fd in sockets if fd >= 0]
@@ -71,7 +72,7 @@ def _open_sockets(rank: int, size: int, sockets: list[int], keepalive: float) ->
             probe(each, keepalive)
         for each in connected:
             each.detach()
-    check(lib.rc_network_open(rank, size, sockets, *patience_with(keepalive), slot))
+    check(lib.rc_network_open(rank, size, sockets, name.encode(), *patience_with(keepalive), slot))
     return ffi.gc(slot[0], lib.rc_network_free)
 
 

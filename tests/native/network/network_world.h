@@ -1,5 +1,5 @@
 // Ranks on several hosts for the native tests: threads whose processes and hosts exist only for the core. Ranks of one
-// host share memory, and each has connections of its own to all others.
+// host share memory, and each has connections of its own to those of the others.
 #pragma once
 
 #include <arpa/inet.h>
@@ -30,9 +30,15 @@ inline std::pair<int, int> connected() {
     return {client, server};
 }
 
+// For a network.
+inline std::string unused_name() {
+    static std::atomic<int> last{0};
+    return "test " + std::to_string(getpid()) + " " + std::to_string(++last);
+}
+
 struct NetworkRank {
     int rank, size;
-    std::vector<int> sockets{};     // to the other ranks
+    std::vector<int> sockets{};     // to the ranks of other hosts
     std::barrier<>* all = nullptr;  // of the threads, beside the library
     rc_network* network = nullptr;
     rc_comm *local = nullptr, *comm = nullptr;
@@ -45,6 +51,7 @@ inline void on_hosts(const std::string& layout, const rc_tuning& tuning,
     std::vector<NetworkRank> ranks(size);
     std::barrier<> all(size);
     std::vector<int> members(size), hosts(layout.begin(), layout.end());
+    const std::string name = unused_name();
     for (int r = 0; r < size; ++r) {
         members[r] = r;
         ranks[r].rank = r;
@@ -52,6 +59,7 @@ inline void on_hosts(const std::string& layout, const rc_tuning& tuning,
         ranks[r].all = &all;
         ranks[r].sockets.assign(size, -1);
         for (int other = 0; other < r; ++other) {
+            if (layout[other] == layout[r]) continue;
             std::tie(ranks[r].sockets[other], ranks[other].sockets[r]) = connected();
         }
     }
@@ -77,7 +85,7 @@ inline void on_hosts(const std::string& layout, const rc_tuning& tuning,
     std::vector<std::thread> threads;
     for (NetworkRank& rank : ranks) {
         threads.emplace_back([&] {
-            DO(rc_network_open(rank.rank, size, rank.sockets.data(), 15, 15, &rank.network));
+            DO(rc_network_open(rank.rank, size, rank.sockets.data(), name.c_str(), 15, 15, &rank.network));
             DO(rc_network_group(rank.network, 1, rank.rank, size, members.data(), hosts.data(),
                                 shares ? rank.local : nullptr, nullptr, &tuning, &rank.comm));
             body(rank);

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import secrets
 import signal
 import socket
 import struct
@@ -46,8 +47,13 @@ def pool():
         yield pool
 
 
+def connect_all(rank, size, *arguments):
+    """Connect ranks of which each is on a host of its own."""
+    return connect_mesh(rank, size, [other for other in range(size) if other != rank], *arguments)
+
+
 def start(pool, store, ranks, size, address=LOCAL, timeout=TIMEOUT, secret=SECRET):
-    return [pool.submit(connect_mesh, rank, size, store, address, secret, timeout) for rank in ranks]
+    return [pool.submit(connect_all, rank, size, store, address, secret, timeout) for rank in ranks]
 
 
 def server_of(store, rank):
@@ -204,7 +210,7 @@ def test_missing_ranks_are_named(store, pool):
 
 def test_without_rank_0_no_rank_connects(store):
     with pytest.raises(CollectiveTimeout, match=r"^timed out: rank 0 of 2 did not arrive within 0\.2 s$"):
-        connect_mesh(1, 2, store, LOCAL, SECRET, 0.2)
+        connect_all(1, 2, store, LOCAL, SECRET, 0.2)
 
 
 def test_a_rank_that_is_taken_for_another_is_not_connected_to(store, pool):
@@ -246,7 +252,7 @@ def test_a_lower_rank_must_know_the_secret(store, pool, greeting, reason):
 
         impersonating = pool.submit(impersonate)
         with pytest.raises(CollectiveTimeout, match=f"rank 0 at 127.*: {reason}"):
-            connect_mesh(1, 2, store, LOCAL, SECRET, 1)
+            connect_all(1, 2, store, LOCAL, SECRET, 1)
         server.shutdown(socket.SHUT_RDWR)
         impersonating.result()
 
@@ -254,7 +260,7 @@ def test_a_lower_rank_must_know_the_secret(store, pool, greeting, reason):
 def test_the_reason_why_a_rank_cannot_be_reached_is_given(store):
     tell(store, "255.255.255.255:1")  # fails at once
     with pytest.raises(CollectiveTimeout, match=r"rank 0 at 255\.255\.255\.255:1: \w+"):
-        connect_mesh(1, 2, store, LOCAL, SECRET, 0.2)
+        connect_all(1, 2, store, LOCAL, SECRET, 0.2)
 
 
 def test_the_failure_of_another_rank_ends_the_wait(store, pool):
@@ -282,7 +288,7 @@ def test_a_signal_ends_the_wait(store, pool):
     try:
         interrupting = pool.submit(interrupt)
         with pytest.raises(Interrupted):
-            connect_mesh(0, 2, store, LOCAL, SECRET, TIMEOUT)
+            connect_all(0, 2, store, LOCAL, SECRET, TIMEOUT)
         interrupting.result()
     finally:
         signal.signal(signal.SIGUSR1, previous)
@@ -292,11 +298,11 @@ def test_the_address_must_be_one_of_this_host(store):
     with pytest.raises(
         ArgumentError, match=r"rank 0: the address of this host \(RINGCOMM_HOST_ADDRESS\): expected one"
     ):
-        connect_mesh(0, 2, store, "0.0.0.0", SECRET, TIMEOUT)
+        connect_all(0, 2, store, "0.0.0.0", SECRET, TIMEOUT)
     with pytest.raises(
         ArgumentError, match=r"rank 0: the address of this host \(RINGCOMM_HOST_ADDRESS\): cannot listen at 192"
     ):
-        connect_mesh(0, 2, store, "192.0.2.1", SECRET, TIMEOUT)
+        connect_all(0, 2, store, "192.0.2.1", SECRET, TIMEOUT)
 
 
 def test_the_local_address_is_that_of_the_route():
@@ -307,7 +313,7 @@ def test_the_local_address_is_that_of_the_route():
 def test_an_idle_connection_ends_after_keepalive_and_not_before(pool, store, keepalive):
     (_, fd), (other, _) = [future.result() for future in start(pool, store, range(2), 2)]
     with socket.socket(fileno=other), socket.socket(fileno=os.dup(fd)) as ours:
-        link = _open_sockets(0, 2, [-1, fd], keepalive)  # owns fd
+        link = _open_sockets(0, 2, [-1, fd], secrets.token_hex(8), keepalive)  # owns fd
         options = socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT
         idle, interval, probes = (ours.getsockopt(socket.IPPROTO_TCP, option) for option in options)
         ffi.release(link)
