@@ -2,6 +2,7 @@
 // (message_link.h).
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -67,14 +68,22 @@ public:
     virtual void send_packet(int peer, std::span<const std::byte> packet) = 0;
     // False while the peer takes its packets slowly: whoever can should wait.
     virtual bool has_room(int peer) const = 0;
+    // Whether this process is connected to the peer; if not, what is sent to it, or received from it, asks for that.
+    virtual bool connected(int) const { return true; }
+    virtual void connect(int) {}
+    // Whether something to send waits for a connection.
+    virtual bool connecting() const { return false; }
     // Whether packets to the peer leave this process only in progress(), which any thread may call.
     virtual bool has_queued(int) const { return false; }
 
     // Moves whatever can move without waiting; returns whether anything did.
     virtual bool progress(LinkEvents& events) = 0;
-    // Returns once something may be able to move, after wake() on another thread, or after `ns`.
+    // Returns once something may be able to move, after wake() on another thread, after wake_peer() in another process
+    // of this host, or after `ns`.
     virtual void sleep(uint64_t ns) = 0;
     virtual void wake() = 0;
+    // Whatever arrives wakes; a packet this short is for nobody.
+    virtual void wake_peer(int peer) { send_packet(peer, std::array<std::byte, 1>{}); }
     // Whether everything sent has reached the hosts of the peers: to end the link then loses nothing.
     virtual bool flushed() const = 0;
     // In a forked child: gives up what would keep the connections open when the parent has ended.

@@ -6,21 +6,20 @@
 
 namespace ringcomm {
 
-// To a rank of this host, `peer` there. A rank of several hosts sleeps on its link, so a packet of the link wakes it.
+// To a rank of this host, `peer` there. A rank of several hosts sleeps on its link.
 class HostChannel final : public ShmChannel {
 public:
-    HostChannel(ShmGroup& host, int peer, NetworkWorld& world, int process, const PacketHead& wake)
-        : ShmChannel(host, peer), world_(world), process_(process), wake_(wake) {}
+    HostChannel(ShmGroup& host, int peer, NetworkWorld& world, int process)
+        : ShmChannel(host, peer), world_(world), process_(process) {}
 
 private:
     void wake_peer() override {
         const std::lock_guard lock(world_.mutex);
-        world_.send_packet(process_, bytes_of(wake_));
+        world_.wake_peer(process_);
     }
 
     NetworkWorld& world_;
     const int process_;
-    const PacketHead wake_;
 };
 
 // How a rank waits for messages of both kinds: the ranks of its host see that it sleeps, and on what.

@@ -1,4 +1,4 @@
-"""Connects ranks on several hosts: those of one host by shared memory, all of them by sockets or UCX.
+"""Connects ranks on several hosts: those of one host by shared memory, others by sockets or UCX.
 
 The first rank of each host speaks for it, and reads what all ranks tell; the others get that from it through shared
 memory. So what the store sends grows with ranks times hosts, and not with the square of the ranks.
@@ -6,27 +6,23 @@ memory. So what the store sends grows with ranks times hosts, and not with the s
 
 import os
 import secrets
-import socket
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 from ringcomm.bootstrap.descriptor_exchange import REPORT_TIMEOUT
 from ringcomm.bootstrap.place import Place, master_address
 from ringcomm.bootstrap.session import ALL, FIRST
 from ringcomm.bootstrap.start_errors import rank_in_job
 from ringcomm.bootstrap.store import Store, all_gather_facts, ranks_of_host
-from ringcomm.bootstrap.wire.keepalive import patience_with, probe
 from ringcomm.bootstrap.wire.tcp import local_address, loopback, unreachable
 from ringcomm.config import Config
-from ringcomm.native import check, ffi, lib
 from ringcomm.transports import shm
 from ringcomm.transports.contract import Transport
 from ringcomm.transports.network.facts import Facts, JobFacts, by_rank, facts_of
 from ringcomm.transports.network.host_stores import HostStore, SharingStore
 from ringcomm.transports.network.mesh import connect_mesh
 from ringcomm.transports.network.reconnect import Survivors
+from ringcomm.transports.network.sockets import SocketNetwork
 from ringcomm.transports.network.transport import Network
 from ringcomm.transports.network.ucx import connect_ucx
 
@@ -60,32 +56,23 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
     server = store.server or master_address()
     address = config.host_address or (local_address(server) if server else os.uname().nodename)
     found = loopback(address) if job.machines > 1 else ""
-    handle, name = connect_ucx(rank, size, store, patient, "" if found else address), "ucx"
-    if handle is None:
-        if found:
-            raise unreachable(rank_in_job(store.members, rank), address, found)
-        sockets = connect_mesh(rank, size, store, address, ranks[0]["secret"].encode(), patient.start_limit)
-        handle, name = _open_sockets(rank, size, sockets, config.keepalive), "sockets"
+    handle = connect_ucx(rank, size, store, patient, "" if found else address)
+    name = "sockets" if handle is None else "ucx"
     # The survivors use the same link.
     survivors = Survivors(store.place, replace(config, link=name), connect) if store.place else None
-    return job.make_transport(Network(handle, job.selector(name), name, survivors), local)
+    if handle is not None:
+        return job.make_transport(Network(handle, job.selector(name), name, survivors), local)
+    if found:
+        raise unreachable(rank_in_job(store.members, rank), address, found)
+    secret = ranks[0]["secret"].encode()
+    mesh = connect_mesh(rank, size, layout.neighbors(), store, address, secret, patient.start_limit)
+    network = SocketNetwork(rank, size, mesh, ranks[0]["name"], config, job.selector(name), survivors)
+    return job.make_transport(network, local)
 
 
 def _facts_of_host(rank: int, here: Sequence[int], config: Config) -> Facts | None:
     """Return what the first rank of a host tells all; the other ranks leave that to it."""
     if rank != here[0]:
         return None
-    secret = {} if rank else {"secret": secrets.token_hex(32)}  # of the connections
-    return {"ranks": here, **facts_of(rank, config), **secret}
-
-
-def _open_sockets(rank: int, size: int, sockets: list[int], keepalive: float) -> Any:
-    slot = ffi.new("rc_network **")
-    with ExitStack() as held:
-        connected = [held.enter_context(socket.socket(fileno=fd)) for fd in sockets if fd >= 0]
-        for each in connected:
-            probe(each, keepalive)
-        for each in connected:
-            each.detach()
-    check(lib.rc_network_open(rank, size, sockets, *patience_with(keepalive), slot))
-    return ffi.gc(slot[0], lib.rc_network_free)
+    of_job = {} if rank else {"secret": secrets.token_hex(32), "name": secrets.token_hex(8)}  # of the connections
+    return {"ranks": here, **facts_of(rank, config), **of_job}

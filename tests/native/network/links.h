@@ -25,8 +25,8 @@ inline bool untouched(const Bytes& memory) {
 }
 
 struct Rank final : ringcomm::LinkEvents {
-    Rank(int rank, int size, const std::vector<int>& sockets)
-        : packets(size), lost(size), link(rank, size, sockets, 15, 15) {}
+    Rank(int rank, int size, const std::vector<int>& sockets, const std::string& name = unused_name())
+        : packets(size), lost(size), link(rank, size, sockets, name, 15, 15) {}
 
     void packet_arrived(int peer, std::span<const std::byte> packet) override {
         packets[peer].emplace_back(packet.begin(), packet.end());
@@ -45,7 +45,8 @@ inline std::deque<Rank> ranks_of(int size) {
         for (int b = 0; b < a; ++b) std::tie(sockets[a][b], sockets[b][a]) = connected();
     }
     std::deque<Rank> ranks;
-    for (int r = 0; r < size; ++r) ranks.emplace_back(r, size, sockets[r]);
+    const std::string name = unused_name();
+    for (int r = 0; r < size; ++r) ranks.emplace_back(r, size, sockets[r], name);
     return ranks;
 }
 

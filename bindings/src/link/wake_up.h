@@ -1,0 +1,24 @@
+// How a process sleeps so that itself and the others of its host can wake it: on a datagram socket.
+#pragma once
+
+#include <string>
+
+#include "link/connection.h"
+
+namespace ringcomm {
+
+// At an abstract address, which has no permissions: whoever sends there without need ends a sleep early, no more.
+class WakeUp : public Descriptor {
+public:
+    // `name`: the same in all processes that wake each other, and in no others.
+    WakeUp(const std::string& name, int process);
+
+    void wake(int process) const;
+    void clear() const;  // after which the socket is not readable
+
+private:
+    const std::string prefix_;
+    const int process_;
+};
+
+}  // namespace ringcomm
