@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+from ringcomm.bootstrap.member_store import MemberStore
 from ringcomm.bootstrap.place import UNIX, Place
-from ringcomm.bootstrap.session import CONNECTED, MEMBERS, SHRINK, BaseSession, MemberStore, Refused, Replies, Start
+from ringcomm.bootstrap.session import CONNECTED, MEMBERS, SHRINK, BaseSession, Refused, Replies, Start
 from ringcomm.bootstrap.shrink import Shrink, left_out_key
 from ringcomm.bootstrap.wire.framing import (
     ENDED,

@@ -18,9 +18,10 @@ from functools import partial
 from itertools import accumulate
 
 from ringcomm.bootstrap.client import Client, find_endpoint
+from ringcomm.bootstrap.member_store import MemberStore
 from ringcomm.bootstrap.place import MAX_SIZE, Place
 from ringcomm.bootstrap.server import Server, serving
-from ringcomm.bootstrap.session import ALL, NODES, MemberStore, Peer, Refused, Replies, Start
+from ringcomm.bootstrap.session import ALL, NODES, Peer, Refused, Replies, Start
 from ringcomm.bootstrap.start_errors import format_ranks, missing_ranks
 from ringcomm.bootstrap.store import LATE
 from ringcomm.bootstrap.wire.framing import Frame

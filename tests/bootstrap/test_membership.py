@@ -18,10 +18,11 @@ from harness.nodes import SECRET, store_server
 from ringcomm import CollectiveTimeout, PeerLost
 from ringcomm.bootstrap import client, server
 from ringcomm.bootstrap.client import Client, find_endpoint
+from ringcomm.bootstrap.member_store import MemberStore
 from ringcomm.bootstrap.membership import TOO_LATE, Membership
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.server import serve_one_host
-from ringcomm.bootstrap.session import MEMBERS, MemberStore
+from ringcomm.bootstrap.session import MEMBERS
 from ringcomm.bootstrap.store import job_store
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 

@@ -3,7 +3,8 @@
 import pytest
 
 from ringcomm import PeerLost
-from ringcomm.bootstrap.session import ALL, FIRST, MemberStore, Refused, Start
+from ringcomm.bootstrap.member_store import MemberStore
+from ringcomm.bootstrap.session import ALL, FIRST, Refused, Start
 from ringcomm.bootstrap.shrink import Shrink
 from ringcomm.bootstrap.wire.framing import Frame, decode, failure_of
 

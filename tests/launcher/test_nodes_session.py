@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringcomm.bootstrap.session import MemberStore
+from ringcomm.bootstrap.member_store import MemberStore
 from ringcomm.bootstrap.wire.framing import Frame
 from ringcomm.launcher.nodes import ENDED, NodeOptions, _Launchers
 
