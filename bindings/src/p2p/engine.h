@@ -91,7 +91,7 @@ private:
     void note_buffered(Endpoint& endpoint, const Request& request);
     void forget_buffered(Endpoint& endpoint, const Request& request);
     void drop_buffered(Endpoint& endpoint);
-    bool try_write(Endpoint& endpoint, PendingPacket packet);
+    bool try_write(Endpoint& endpoint, const PendingPacket& packet);
     bool flush_queue(Endpoint& endpoint);
     bool receive_packets(Endpoint& endpoint);
     // probe.cpp
@@ -100,7 +100,7 @@ private:
     bool cancel(Request& request);
     // large_message.cpp
     const std::byte* prepare_rendezvous(Endpoint& endpoint, const Request& request, PacketHeader& header) const;
-    void rendezvous_written(Endpoint& endpoint, PendingPacket packet, size_t bytes);
+    void rendezvous_written(Endpoint& endpoint, const PendingPacket& packet, size_t bytes);
     void answer_rts(Endpoint& endpoint, Request& request, const PacketHeader& header);
     void handle_rendezvous(Endpoint& endpoint, const PacketHeader& header, const std::byte* payload);
     bool read_next(Endpoint& endpoint);

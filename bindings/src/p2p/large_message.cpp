@@ -35,7 +35,7 @@ const std::byte* PointToPointEngine::prepare_rendezvous(Endpoint& endpoint, cons
     return nullptr;
 }
 
-void PointToPointEngine::rendezvous_written(Endpoint& endpoint, PendingPacket packet, size_t bytes) {
+void PointToPointEngine::rendezvous_written(Endpoint& endpoint, const PendingPacket& packet, size_t bytes) {
     Request& request = *packet.request;
     switch (packet.kind) {
         case PACKET_RTS:

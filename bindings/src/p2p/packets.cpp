@@ -47,7 +47,7 @@ bool PointToPointEngine::visit(Endpoint& endpoint) {
 // Queued packets go first: packets keep their order, and large messages do not starve.
 void PointToPointEngine::send_packet(Endpoint& endpoint, PendingPacket packet) {
     if (endpoint.queue.empty() && try_write(endpoint, packet)) return;
-    endpoint.queue.push_back(packet);
+    endpoint.queue.push_back(std::move(packet));
     watch(endpoint);
     // Behind a buffered send no room is to be expected soon.
     if (endpoint.buffered) try_buffer(endpoint, endpoint.queue.back());
@@ -110,7 +110,7 @@ bool PointToPointEngine::flush_queue(Endpoint& endpoint) {
 
 // Returns false if the channel has no room. A request that ends with this packet is complete only after the write: its
 // caller may never make another call, and then no thread would write the packet.
-bool PointToPointEngine::try_write(Endpoint& endpoint, PendingPacket packet) {
+bool PointToPointEngine::try_write(Endpoint& endpoint, const PendingPacket& packet) {
     Request* const request = packet.request;
     PacketHeader header{packet.kind, 0, 0, packet.bytes, packet.number, packet.location};
     const std::byte* payload = nullptr;

@@ -108,6 +108,10 @@ struct Request {
     bool polls = false;             // a probe that does not wait
     bool urgent = false;            // see is_urgent()
     GpuRequest* gpu = nullptr;      // of an array on a GPU (gpu.h); null: of host memory
+
+    // While it is posted (matching.h).
+    uint64_t order = 0;
+    Request* next = nullptr;
 };
 
 // A send that the engine owns, with a copy of its payload.
