@@ -18,6 +18,7 @@ from ringcomm.native import check, ffi, lib
 __all__ = ["Ucx", "connect_ucx", "open_ucx"]
 
 SYSTEM = "libucp.so.0"
+DEVICES = Path("/sys/class/infiniband")
 RDMA = ("rc_", "dc_", "ud_", "srd")  # how the names of its transports begin
 CHOICES, ADDRESSES = "ucx/choice", "ucx/address"  # in the store
 SLICE = 0.05  # seconds between looks at the store
@@ -92,6 +93,11 @@ def _interface(address: str) -> str:
     return ""
 
 
+def has_rdma_devices() -> bool:
+    """Return whether UCX may find RDMA on this host: to open it takes longer than the rest of a start."""
+    return any(DEVICES.glob("*"))
+
+
 def connect_ucx(rank: int, size: int, store: Store, config: Config, address: str) -> Any:
     """Return an rc_network over UCX, or None if the link is to be sockets.
 
@@ -105,7 +111,8 @@ def connect_ucx(rank: int, size: int, store: Store, config: Config, address: str
         return None
     ucx, reason = None, ""
     try:
-        ucx = open_ucx(config, address)
+        if config.link == "ucx" or has_rdma_devices():
+            ucx = open_ucx(config, address)
     except RingcommError as error:
         reason = str(error)
     fits = ucx is not None and (config.link == "ucx" or ucx.has_rdma)

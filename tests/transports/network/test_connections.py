@@ -1,6 +1,5 @@
 """Connections between ranks on several hosts: few at the start, more when two ranks need each other."""
 
-import gc
 import os
 import re
 import signal
@@ -25,7 +24,6 @@ LARGE = 1 << 20  # elements
 
 def opened():
     """Return what each descriptor of this process is open for."""
-    gc.collect()  # UCX, which the start has tried
     found = {}
     for fd in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # that of this list

@@ -65,8 +65,20 @@ def test_sockets_are_taken_without_rdma_and_ucx_where_it_is_asked_for():
 
 
 def test_rdma_is_taken_where_all_ranks_have_it(monkeypatch):
+    monkeypatch.setattr(ucx, "has_rdma_devices", lambda: True)
     monkeypatch.setattr(ucx.Ucx, "has_rdma", True)
     assert run_on("01", lambda comm: comm._router.name) == ["ucx"] * 2
+
+
+def test_ucx_is_not_opened_on_hosts_without_rdma_devices(monkeypatch, tmp_path):
+    opened = []
+    monkeypatch.setattr(ucx, "open_ucx", lambda *_: opened.append(1))
+    for devices in ([], ["mlx5_0"]):
+        monkeypatch.setattr(ucx, "DEVICES", tmp_path)
+        for name in devices:
+            (tmp_path / name).touch()
+        assert run_on("01", lambda comm: comm._transport.name) == ["sockets"] * 2
+        assert len(opened) == 2 * len(devices)
 
 
 def test_a_rank_without_ucx_is_named(monkeypatch):
