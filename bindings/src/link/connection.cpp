@@ -91,15 +91,9 @@ struct Connection::Receive : Operation {
     std::unique_ptr<std::byte[]> memory;
 };
 
-Connection::Connection(int rank, int fd, std::vector<Connection*>& lost)
-    : Descriptor(fd), rank(rank), awaits_socket_(fd < 0), lost_(lost) {}
+Connection::Connection(int rank, int fd, std::vector<Connection*>& lost) : Descriptor(fd), rank(rank), lost_(lost) {}
 
 Connection::~Connection() = default;
-
-void Connection::begin(int socket) {
-    fd = socket;
-    awaits_socket_ = false;
-}
 
 Connection::Waiting::iterator Connection::find(uint64_t tag) {
     const auto found = waiting_.lower_bound(tag);
@@ -134,7 +128,7 @@ void Connection::receive(uint64_t tag, std::byte* data, size_t bytes, LinkTransf
     LinkTransfer* waiter = &transfer;
     const auto found = find(tag);
     if (found == waiting_.end() || found->second->kind == Receive::POSTED) {
-        if (!(open() || awaits_socket_) || dropped_.contains(tag)) return finish(waiter, LinkTransfer::FAILED);
+        if (!open() || dropped_.contains(tag)) return finish(waiter, LinkTransfer::FAILED);
         const auto receive = std::make_shared<Receive>(waiter, data, bytes);
         transfer.handle = static_cast<Operation*>(receive.get());
         waiting_.emplace(tag, receive);
@@ -195,7 +189,6 @@ Connection::Send* Connection::next_frame() {
 
 // Sends up to a piece; returns whether anything moved.
 bool Connection::write() {
-    if (!open()) return false;
     size_t moved = 0;
     while (Send* const next = moved < PIECE ? next_frame() : nullptr) {
         Send& frame = *next;
@@ -335,8 +328,7 @@ void Connection::fail_sends() {
 }
 
 void Connection::lose(const std::string& reason) {
-    if (!open() && !awaits_socket_) return;
-    awaits_socket_ = false;
+    if (!open()) return;
     close();
     failure_ = reason;
     lost_.push_back(this);

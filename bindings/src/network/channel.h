@@ -5,7 +5,6 @@
 #pragma once
 
 #include <deque>
-#include <optional>
 #include <vector>
 
 #include "network/world.h"
@@ -22,7 +21,6 @@ public:
     void end(Link& link);
 
     std::deque<std::vector<std::byte>> packets;  // not read yet
-    std::optional<PacketHeader> unsent_close;    // for a rank that is not connected
 
 private:
     std::deque<LinkTransfer> sends_;
