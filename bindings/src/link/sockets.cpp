@@ -7,6 +7,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
@@ -51,12 +52,14 @@ SocketLink::SocketLink(int rank, int size, std::span<const int> sockets, const s
     : Link(rank, size),
       idle_timeout_(idle_timeout),
       resend_timeout_(resend_timeout),
-      wake_up_(name, rank),
+      host_(name, rank),
       next_check_(Clock::now()) {
     assert(int(sockets.size()) == size && sockets[rank] == -1);
     for (int r = 0; r < size; ++r) peers_.emplace_back(r, sockets[r], lost_);
     epoll_.fd = epoll_create1(EPOLL_CLOEXEC);
     if (epoll_.fd < 0) throw_errno("epoll_create1");
+    wake_up_.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (wake_up_.fd < 0) throw_errno("eventfd");
     for (const Peer& peer : peers_) {
         if (peer.open()) configure(peer);
     }
@@ -146,11 +149,15 @@ bool SocketLink::progress(LinkEvents& events) {
 
 void SocketLink::sleep(uint64_t ns) {
     // epoll_wait counts milliseconds, and epoll_pwait2 needs Linux 5.11.
-    pollfd ready[]{{epoll_.fd, POLLIN, 0}, {wake_up_.fd, POLLIN, 0}};
+    pollfd ready[]{{epoll_.fd, POLLIN, 0}, {wake_up_.fd, POLLIN, 0}, {host_.fd, POLLIN, 0}};
     const timespec timeout{time_t(ns / 1'000'000'000), long(ns % 1'000'000'000)};
     ppoll(ready, std::size(ready), &timeout, nullptr);
-    if (ready[1].revents) wake_up_.clear();
+    eventfd_t wake_ups;
+    if (ready[1].revents) eventfd_read(wake_up_.fd, &wake_ups);
+    if (ready[2].revents) host_.clear();
 }
+
+void SocketLink::wake() { eventfd_write(wake_up_.fd, 1); }
 
 bool SocketLink::has_room(int peer) const { return peers_[peer].queued_bytes() < MAX_QUEUED; }
 
@@ -160,6 +167,7 @@ void SocketLink::after_fork() {
     for (Peer& peer : peers_) peer.close();
     epoll_.close();
     wake_up_.close();
+    host_.close();
 }
 
 bool SocketLink::flushed() const {
@@ -184,6 +192,7 @@ bool SocketLink::poll(LinkEvents& events) {
     }
     if (const auto now = Clock::now(); now >= next_check_) {
         next_check_ = now + CHECK_INTERVAL;
+        if (host_.clear()) wake();  // for a thread that sleeps
         for (Peer& peer : peers_) peer.lose_if_silent(idle_timeout_, resend_timeout_);
     }
     return moved;

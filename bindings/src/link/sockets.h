@@ -29,8 +29,8 @@ public:
     bool has_room(int peer) const override;
     bool has_queued(int peer) const override;
     void sleep(uint64_t ns) override;
-    void wake() override { wake_up_.wake(rank); }
-    void wake_peer(int peer) override { wake_up_.wake(peer); }
+    void wake() override;
+    void wake_peer(int peer) override { host_.wake(peer); }
     bool flushed() const override;
     void after_fork() override;
 
@@ -48,8 +48,9 @@ private:
 
     const double idle_timeout_, resend_timeout_;
     std::deque<Peer> peers_;
-    Descriptor epoll_;  // every socket; for what its connection can do
-    WakeUp wake_up_;
+    Descriptor epoll_;               // every socket; for what its connection can do
+    Descriptor wake_up_;             // readable after wake()
+    WakeUp host_;                    // after wake_peer() of others
     std::vector<Peer*> active_;      // with something to send or to receive, and maybe some that had
     std::vector<Connection*> lost_;  // not yet reported
     unsigned calls_ = 0;             // of progress()

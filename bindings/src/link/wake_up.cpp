@@ -26,23 +26,25 @@ std::pair<sockaddr_un, socklen_t> address_of(const std::string& prefix, int proc
 }  // namespace
 
 WakeUp::WakeUp(const std::string& name, int process)
-    : Descriptor(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)),
-      prefix_("ringcomm/" + name + "/"),
-      process_(process) {
+    : Descriptor(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)), prefix_("ringcomm/" + name + "/") {
     if (fd < 0) throw_errno("socket");
-    const auto [address, bytes] = address_of(prefix_, process_);
+    const auto [address, bytes] = address_of(prefix_, process);
     if (bind(fd, reinterpret_cast<const sockaddr*>(&address), bytes)) throw_errno("bind");
 }
 
-// One that has no room for more wakes up anyway.
+// A process that has no room for more wakes up anyway. What nobody has read yet counts against this process, too: so
+// all read at least now and then.
 void WakeUp::wake(int process) const {
     const auto [address, bytes] = address_of(prefix_, process);
     sendto(fd, nullptr, 0, MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address), bytes);
 }
 
-void WakeUp::clear() const {
-    mmsghdr received[16]{};
-    recvmmsg(fd, received, std::size(received), 0, nullptr);
+bool WakeUp::clear() const {
+    constexpr int MOST = 16;  // in one call
+    mmsghdr received[MOST]{};
+    const int first = recvmmsg(fd, received, MOST, 0, nullptr);
+    for (int last = first; last == MOST;) last = recvmmsg(fd, received, MOST, 0, nullptr);
+    return first > 0;
 }
 
 }  // namespace ringcomm

@@ -1,4 +1,4 @@
-// How a process sleeps so that itself and the others of its host can wake it: on a datagram socket.
+// How a process sleeps so that the others of its host can wake it: on a datagram socket.
 #pragma once
 
 #include <string>
@@ -14,11 +14,10 @@ public:
     WakeUp(const std::string& name, int process);
 
     void wake(int process) const;
-    void clear() const;  // after which the socket is not readable
+    bool clear() const;  // afterwards the socket is not readable; returns whether it was
 
 private:
     const std::string prefix_;
-    const int process_;
 };
 
 }  // namespace ringcomm

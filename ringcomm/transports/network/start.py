@@ -29,6 +29,7 @@ from ringcomm.transports.network.mesh import connect_mesh
 from ringcomm.transports.network.reconnect import Survivors
 from ringcomm.transports.network.transport import Network
 from ringcomm.transports.network.ucx import connect_ucx
+from ringcomm.transports.shm import ShmTransport
 
 __all__ = ["NEEDS_STORE", "connect", "serves"]
 
@@ -49,7 +50,17 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
     local = shm.connect(here.index(rank), len(here), HostStore(store, here), config)
     if len(here) == size:
         return local
-    store = SharingStore(store, size, local, here)
+    with ExitStack() as failed:
+        failed.callback(local.close)  # others of this host may wait for this rank there
+        transport = _connect_hosts(rank, size, SharingStore(store, size, local, here), config, local, facts)
+        failed.pop_all()
+    return transport
+
+
+def _connect_hosts(
+    rank: int, size: int, store: SharingStore, config: Config, local: ShmTransport, facts: Sequence[Facts]
+) -> Transport:
+    """Connect the ranks of all hosts, whose first ranks have told these facts; those of this host are connected."""
     ranks = by_rank(store.share(facts, config.start_limit))
     job = JobFacts(rank, ranks, config, store.members)
     config, layout = job.config, job.layout

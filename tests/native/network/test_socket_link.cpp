@@ -6,6 +6,7 @@
 #include <cstring>
 #include <thread>
 
+#include "core/waiting.h"
 #include "links.h"
 
 using namespace ringcomm;
@@ -193,6 +194,33 @@ void garbage() {
     CHECK(alone.await_loss() == "sent 5 bytes to a receive of 1");
 }
 
+// Datagrams that nobody has read count against their sender, whose own threads it wakes all the same. To read them
+// takes no sleep: a rank that waits elsewhere only makes progress now and then.
+void wake_ups_that_nobody_reads() {
+    constexpr int SIZE = 40, MOST_UNREAD = 10;  // of a process, at least
+    constexpr uint64_t LONG_NS = 20'000'000'000, SHORT_NS = 20'000'000;
+    const std::string name = unused_name();
+    const std::vector<int> none(SIZE, -1);
+    std::deque<Rank> ranks;
+    for (int r = 0; r < SIZE; ++r) ranks.emplace_back(r, SIZE, none, name);
+    SocketLink& first = ranks[0].link;
+    for (int i = 0; i < MOST_UNREAD; ++i) {
+        for (int r = 1; r < SIZE; ++r) first.wake_peer(r);
+    }
+    const auto slept = [](SocketLink& link, uint64_t ns) {
+        const uint64_t begin = now_ns();
+        link.sleep(ns);
+        return now_ns() - begin;
+    };
+    first.wake();
+    CHECK(slept(first, LONG_NS) < LONG_NS / 2);
+    for (const uint64_t begin = now_ns(); now_ns() - begin < 15 * SHORT_NS;) ranks[1].progress();
+    ranks[1].link.sleep(LONG_NS);  // progress has woken who sleeps
+    CHECK(slept(ranks[1].link, SHORT_NS) >= SHORT_NS);
+    first.wake_peer(1);
+    CHECK(slept(ranks[1].link, LONG_NS) < LONG_NS / 2);
+}
+
 }  // namespace
 
 int main() {
@@ -202,6 +230,7 @@ int main() {
     early_data_is_bounded();
     a_dropped_tag_is_discarded();
     garbage();
+    wake_ups_that_nobody_reads();
     printf("test_socket_link: %d failures\n", failures.load());
     return failures != 0;
 }
