@@ -16,7 +16,7 @@ from ringcomm.transports.network.transport import Network, NetworkTransport, new
 from ringcomm.transports.shm import ShmTransport, check_versions
 from ringcomm.version import VERSION
 
-__all__ = ["Facts", "JobFacts", "by_rank", "facts_of"]
+__all__ = ["Facts", "JobFacts", "facts_by_rank", "facts_of"]
 
 log = logging.getLogger("ringcomm")
 
@@ -36,7 +36,7 @@ def facts_of(rank: int, config: Config) -> Facts:
     return facts if rank else facts | {"config": asdict(config), "group_id": new_group_id()}
 
 
-def by_rank(facts: Sequence[Facts | None]) -> list[Facts]:
+def facts_by_rank(facts: Sequence[Facts | None]) -> list[Facts]:
     """Return the facts of every rank, given those of the first rank of each host, which name the `ranks` there."""
     of = {rank: each for each in facts if each for rank in each["ranks"]}
     return [of[rank] for rank in range(len(of))]

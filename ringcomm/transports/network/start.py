@@ -23,7 +23,7 @@ from ringcomm.config import Config
 from ringcomm.native import check, ffi, lib
 from ringcomm.transports import shm
 from ringcomm.transports.contract import Transport
-from ringcomm.transports.network.facts import Facts, JobFacts, by_rank, facts_of
+from ringcomm.transports.network.facts import Facts, JobFacts, facts_by_rank, facts_of
 from ringcomm.transports.network.host_stores import HostStore, SharingStore
 from ringcomm.transports.network.mesh import connect_mesh
 from ringcomm.transports.network.reconnect import Survivors
@@ -46,7 +46,7 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
     mine = _facts_of_host(rank, here, config)
     facts = all_gather_facts(store, FACTS, rank, size, mine, config.start_limit, reads=ALL if mine else FIRST)
     if mine:
-        config = JobFacts(rank, by_rank(facts), config, store.members).config
+        config = JobFacts(rank, facts_by_rank(facts), config, store.members).config
     local = shm.connect(here.index(rank), len(here), HostStore(store, here), config)
     if len(here) == size:
         return local
@@ -61,7 +61,7 @@ def _connect_hosts(
     rank: int, size: int, store: SharingStore, config: Config, local: ShmTransport, facts: Sequence[Facts]
 ) -> Transport:
     """Connect the ranks of all hosts, whose first ranks have told these facts; those of this host are connected."""
-    ranks = by_rank(store.share(facts, config.start_limit))
+    ranks = facts_by_rank(store.share(facts, config.start_limit))
     job = JobFacts(rank, ranks, config, store.members)
     config, layout = job.config, job.layout
     # Where hosts have several ranks, those of another one may wait for one of theirs until their deadline, and name it.
