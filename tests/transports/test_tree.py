@@ -97,7 +97,7 @@ def test_ranks_in_a_tree_keep_the_contract(topology, size):
 
 
 def test_a_topology_with_too_little_room_is_refused():
-    with pytest.raises(ArgumentError, match=r"topology: expected room for 4 ranks, got '1x1x3'"):
+    with pytest.raises(ArgumentError, match=r"topology \(RINGCOMM_TOPOLOGY\): expected room for 4 ranks, got '1x1x3'"):
         connect_threads(partial(connect_simulated, "1x1x3"), 4)
 
 
