@@ -1,7 +1,7 @@
 // The fused collectives that are one exchange each, and the dispatch to all.
 #include "core/collectives.h"
 #include "collectives/exchange.h"
-#include "collectives/one_shot.h"
+#include "collectives/tree.h"
 
 namespace ringcomm {
 
@@ -104,11 +104,20 @@ bool gather_directly(CollectiveOp& op, DirectAccess& direct, const Blocks& block
     return true;
 }
 
+// Small blocks of many ranks, which the tree may bring.
 void all_gather_one_shot(CollectiveOp& op) {
-    const size_t block = op.call.bytes();
-    one_shot(op, ALL_RANKS, block, op.size * block, [&](const void** sources, std::byte* result) {
+    const CallRecord& call = op.call;
+    const size_t block = call.bytes();
+    const auto join = [&](const void** sources, std::byte* result) {
         for (int p = 0; p < op.size; ++p) memmove(result + p * block, sources[p], block);
-    });
+    };
+    if (!op.start(block, [&] { op.copy_in(op.staging(op.rank, 0, block), call.source, block); })) return;
+    if (TreePass(op, block, op.size * block).run(join)) return;
+    op.await_starts(block);
+    const void** sources = op.group.sources.data();
+    for (int p = 0; p < op.size; ++p) sources[p] = p == op.rank ? call.source : op.staging(p, 0, block);
+    join(sources, call.target);
+    op.set_path(RC_PATH_ONE_SHOT);
 }
 
 // gather and all_gather differ only in the readers.
@@ -249,8 +258,7 @@ void run(CollectiveOp& op) {
     op.set_path(path);
     if (path == RC_PATH_SINGLE) return op.part == Part::START || call.agrees_only ? void() : run_single(op);
     if (call.agrees_only) return barrier(op);  // compares the calls
-    const bool small = path == RC_PATH_ONE_SHOT;
-    const auto reduce_to = small ? reduce_one_shot : reduce_in_two_stages;
+    const auto reduce_to = path == RC_PATH_ONE_SHOT ? reduce_one_shot : reduce_in_two_stages;
     switch (collectives[call.collective].moves_as) {
         case RC_BARRIER: return barrier(op);
         case RC_BROADCAST: return broadcast(op);
@@ -258,7 +266,7 @@ void run(CollectiveOp& op) {
         case RC_ALL_REDUCE: return reduce_to(op, ALL_RANKS);
         case RC_GATHER: return gather(op, call.root);
         case RC_SCATTER: return scatter(op);
-        case RC_ALL_GATHER: return small ? all_gather_one_shot(op) : gather(op, ALL_RANKS);
+        case RC_ALL_GATHER: return TreePass::fits(op.group, call) ? all_gather_one_shot(op) : gather(op, ALL_RANKS);
         case RC_REDUCE_SCATTER: return reduce_scatter(op);
         case RC_ALL_TO_ALL: return all_to_all(op);
         default: throw Failure(RC_SYSTEM, format("%s has no implementation", call_name(call.collective)), op.rank);

@@ -53,22 +53,11 @@ bool offers(const CollectiveOp& op, const DirectBuffers& own, DirectNeeds needs,
 
 }  // namespace
 
-rc_path staged_path(ShmGroup& group, const CallRecord& call) {
+rc_path staged_path(const ShmGroup& group, const CallRecord& call) {
     if (group.size == 1) return RC_PATH_SINGLE;
-    if (call.agrees_only) return RC_PATH_STAGED;
-    const rc_tuning& tuning = group.tuning();
-    const size_t bytes = call.bytes(), staging = group.arena().layout.staging_bytes;
-    switch (collectives[call.collective].moves_as) {
-        case RC_ALL_REDUCE:
-        case RC_REDUCE:
-            return bytes <= std::min<size_t>(tuning.one_shot_bytes, staging) ? RC_PATH_ONE_SHOT : RC_PATH_TWO_STAGE;
-        case RC_ALL_GATHER: {  // one-shot only where the tree may bring it: the blocks fit there, and one chunk
-            const size_t most = std::min<size_t>(tuning.segment_bytes, staging / 2);
-            const bool fits = group.tree() && !call.counts && group.size * bytes <= most;
-            return fits && !may_be_direct(tuning, bytes) ? RC_PATH_ONE_SHOT : RC_PATH_STAGED;
-        }
-        default: return RC_PATH_STAGED;
-    }
+    if ((call.collective != RC_ALL_REDUCE && call.collective != RC_REDUCE) || call.agrees_only) return RC_PATH_STAGED;
+    const size_t most = std::min<size_t>(group.tuning().one_shot_bytes, group.arena().layout.staging_bytes);
+    return call.bytes() <= most ? RC_PATH_ONE_SHOT : RC_PATH_TWO_STAGE;
 }
 
 bool may_be_direct(const rc_tuning& tuning, size_t block) {

@@ -1,5 +1,5 @@
 // The path of a collective over shared memory: chosen here, by the rules in docs/shm.md (*Paths*), and carried out in
-// collectives.cpp (single, direct paths), reduce.cpp (two-stage, direct paths), one_shot.h and exchange.h (staged).
+// collectives.cpp (single, direct paths), reduce.cpp (one-shot, two-stage, direct paths) and exchange.h (staged).
 //
 // A rank first takes the path over the staging buffers that follows from what all ranks know, the call and the
 // settings: they agree on it without a word. A rank whose buffers are worth it offers them in its start record. After
@@ -12,7 +12,7 @@
 
 namespace ringcomm {
 
-rc_path staged_path(ShmGroup& group, const CallRecord& call);
+rc_path staged_path(const ShmGroup& group, const CallRecord& call);
 
 // Whether a rank may offer its buffers in a call in which one rank takes at most so many bytes from another.
 bool may_be_direct(const rc_tuning& tuning, size_t block);

@@ -1,6 +1,6 @@
 // all_reduce and reduce.
 #include "collectives/exchange.h"
-#include "collectives/one_shot.h"
+#include "collectives/tree.h"
 
 namespace ringcomm {
 
@@ -138,11 +138,23 @@ private:
 
 }  // namespace
 
+// Small all_reduce and reduce: every rank stages its whole array, and every reader reduces them all.
 void reduce_one_shot(CollectiveOp& op, int reader) {
     const CallRecord& call = op.call;
-    one_shot(op, reader, call.bytes(), call.bytes(), [&](const void** sources, std::byte* result) {
+    const size_t bytes = call.bytes();
+    const auto stage = [&] {
+        if (op.rank != reader) op.copy_in(op.staging(op.rank, 0, bytes), call.source, bytes);
+    };
+    if (!op.start(bytes, stage)) return;
+    const auto reduce = [&](const void** sources, std::byte* result) {
         reduce_blocks(call, result, sources, op.size, call.count);
-    });
+    };
+    if (reader == ALL_RANKS && TreePass(op, bytes, bytes).run(reduce)) return;
+    op.await_starts(includes(reader, op.rank) ? bytes : 0);
+    if (!includes(reader, op.rank)) return;
+    const void** sources = op.group.sources.data();
+    for (int p = 0; p < op.size; ++p) sources[p] = p == op.rank ? call.source : op.staging(p, 0, bytes);
+    reduce(sources, call.target);
 }
 
 void reduce_in_two_stages(CollectiveOp& op, int reader) {

@@ -18,6 +18,12 @@ bool TreePass::is_worth_it() const {
            group.tree_attempts.is_due(op_.call.epoch);
 }
 
+bool TreePass::fits(ShmGroup& group, const CallRecord& call) {
+    const size_t most = std::min<size_t>(group.tuning().segment_bytes, group.arena().layout.staging_bytes / 2);
+    return group.tree() && !call.counts && group.size * call.bytes() <= most &&
+           !may_be_direct(group.tuning(), call.bytes());
+}
+
 bool TreePass::collect() {
     const RankTree& tree = *op_.group.tree();
     const bool is_root = tree.parent(op_.rank) < 0;

@@ -23,6 +23,8 @@ public:
     TreePass(CollectiveOp& op, size_t given, size_t result_bytes)
         : op_(op), given_(given), result_bytes_(result_bytes) {}
 
+    // Whether blocks of all ranks fit the tree, and no chunk is larger.
+    static bool fits(ShmGroup& group, const CallRecord& call);
     // Does the rest of a call whose start record is published. combine(sources, result): of the data of all ranks, on
     // the root. Returns false if one-shot has to do it; then no output was written.
     template <class Combine>
