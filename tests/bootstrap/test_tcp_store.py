@@ -190,6 +190,14 @@ def test_a_server_without_the_secret_is_not_joined(impostor, job, messages, reas
         join(impostor.address, job, 1, 2, timeout=0.2)
 
 
+def test_an_attempt_that_the_deadline_cuts_short_hides_no_earlier_one(impostor, job):
+    """The first connection is closed, the second one is never answered."""
+    given_up = iter([lambda _: None])
+    impostor.answer = lambda peer: next(given_up, lambda waiting: waiting.recv(1 << 16) and waiting.recv(1))(peer)
+    with pytest.raises(CollectiveTimeout, match=r"did not answer within 0.2 s \(it closed the connection"):
+        join(impostor.address, job, 1, 2, timeout=0.2)
+
+
 def test_a_rank_joins_a_store_that_opens_later(job):
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -171,9 +171,9 @@ def test_a_failure_of_one_segment_leaves_later_ones_symmetric(world):
             share(comm, taken())
             comm.barrier()
             if comm.rank == 1:
-                until(lambda: fails.called, step)  # noqa: B023
+                until(lambda: fails.called, step)  # noqa: B023 (called in this turn)
             else:
-                until(lambda: len(buffers(comm)) == number, "the buffer of the others")  # noqa: B023
+                until(lambda: len(buffers(comm)) == number, "the buffer of the others")  # noqa: B023 (called in this turn)
             comm.barrier()
     assert len(buffers(comm)) == (0 if comm.rank == 1 else 2)
     share(comm, first)

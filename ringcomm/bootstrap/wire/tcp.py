@@ -40,7 +40,7 @@ def connect(
     `connect_timeout`: the most seconds until that host answers, which a busy server does not delay.
 
     Raises ConnectionRefusedError if nothing listens there, another ConnectionError if no server answers as it should,
-    ArgumentError if it has another secret.
+    TimeoutError if it takes too long for that, ArgumentError if it has another secret.
     """
     seconds = min(seconds, HANDSHAKE_TIMEOUT)
     try:
@@ -65,7 +65,7 @@ def connect(
         peer.close()
         if isinstance(error, WrongSecret):
             raise ArgumentError(f"the store at {address} has another secret than this process") from None
-        if isinstance(error, ConnectionError):
+        if isinstance(error, ConnectionError | TimeoutError):
             raise
         raise ConnectionError(error.strerror or str(error)) from None
 
