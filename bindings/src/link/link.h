@@ -62,6 +62,9 @@ public:
     // Long transfers are cut into pieces of this length, on both sides alike: a piece is combined, in the caches, while
     // the next arrive, and it delays the packets behind it.
     virtual size_t piece_bytes() const { return 256 << 10; }
+    // How many pieces may be on their way at once, in each direction.
+    static constexpr size_t MOST_WINDOW = 32;
+    virtual size_t window() const { return 4; }
 
     // A packet has at most MAX_PACKET bytes, is copied at once, and arrives as an event, in order between two
     // processes.

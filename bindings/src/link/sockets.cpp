@@ -11,6 +11,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cassert>
 #include <utility>
 
@@ -39,12 +40,13 @@ struct SocketLink::Peer : Connection {
     using Connection::Connection;
 
     // Once a send has failed, a read finds the end.
-    bool readable() const { return awaits_frames() || (open() && (expecting || !failure().empty())); }
+    bool readable() const { return awaits_anything() || (open() && (expecting || !failure().empty())); }
     bool busy() const { return readable() || has_queued(); }
 
     bool active = false;  // it is in active_
     int expecting = 0;    // an answer to a packet, for so many calls of progress()
     uint32_t watched = EPOLLIN;
+    std::vector<uint32_t> watched_flows;
 };
 
 SocketLink::SocketLink(int rank, int size, std::span<const int> sockets, const std::string& name, double idle_timeout,
@@ -61,22 +63,33 @@ SocketLink::SocketLink(int rank, int size, std::span<const int> sockets, const s
     wake_up_.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (wake_up_.fd < 0) throw_errno("eventfd");
     for (const Peer& peer : peers_) {
-        if (peer.open()) configure(peer);
+        if (peer.open()) configure(peer.fd, {peer.rank});
     }
 }
 
 SocketLink::~SocketLink() = default;
 
-void SocketLink::configure(const Peer& peer) const {
-    const int flags = fcntl(peer.fd, F_GETFL);
-    if (flags < 0 || fcntl(peer.fd, F_SETFL, flags | O_NONBLOCK)) throw_errno("fcntl");
-    set_option(peer.fd, IPPROTO_TCP, TCP_NODELAY, 1);
-    epoll_event event{.events = EPOLLIN, .data = {.u32 = uint32_t(peer.rank)}};
-    if (epoll_ctl(epoll_.fd, EPOLL_CTL_ADD, peer.fd, &event)) throw_errno("epoll_ctl");
+void SocketLink::configure(int fd, Source source) const {
+    const int flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK)) throw_errno("fcntl");
+    set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    epoll_event event{.events = EPOLLIN, .data = {.u64 = source.packed()}};
+    if (epoll_ctl(epoll_.fd, EPOLL_CTL_ADD, fd, &event)) throw_errno("epoll_ctl");
+}
+
+void SocketLink::add_flow(int number, int fd) {
+    Peer& peer = peers_[number];
+    Descriptor flow(fd);
+    if (!peer.open()) return;
+    configure(fd, {number, int(peer.flows().size())});
+    peer.flows().add(std::exchange(flow.fd, -1));
+    peer.watched_flows.push_back(EPOLLIN);
+    most_flows_ = std::max(most_flows_, peer.flows().size());
 }
 
 void SocketLink::send(int peer, uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer& transfer) {
     peers_[peer].send(tag, data, bytes, transfer);
+    if (!transfer.ended()) write_flows(peers_[peer]);
     attend(peers_[peer]);
 }
 
@@ -110,13 +123,21 @@ void SocketLink::attend(Peer& peer) {
 }
 
 bool SocketLink::write(Peer& peer) {
-    const bool moved = peer.write();
+    bool moved = peer.write();
+    moved |= write_flows(peer);
     watch(peer);
     return moved;
 }
 
+bool SocketLink::write_flows(Peer& peer) {
+    bool moved = false;
+    for (size_t i = 0; i < peer.flows().size(); ++i) moved |= peer.write_flow(i);
+    return moved;
+}
+
 bool SocketLink::read(Peer& peer, LinkEvents& events) {
-    const bool moved = peer.read(events);
+    bool moved = peer.read(events);
+    for (size_t i = 0; i < peer.flows().size(); ++i) moved |= peer.read_flow(i);
     watch(peer);
     return moved;
 }
@@ -164,7 +185,10 @@ bool SocketLink::has_room(int peer) const { return peers_[peer].queued_bytes() <
 bool SocketLink::has_queued(int peer) const { return peers_[peer].has_queued_packets(); }
 
 void SocketLink::after_fork() {
-    for (Peer& peer : peers_) peer.close();
+    for (Peer& peer : peers_) {
+        peer.close();
+        peer.flows().close();
+    }
     epoll_.close();
     wake_up_.close();
     host_.close();
@@ -173,7 +197,7 @@ void SocketLink::after_fork() {
 bool SocketLink::flushed() const {
     for (const Peer& peer : peers_) {
         int unacknowledged = 0;
-        if (peer.has_queued()) return false;
+        if (peer.has_queued() || peer.flows().has_unacknowledged()) return false;
         if (peer.open() && ioctl(peer.fd, SIOCOUTQ, &unacknowledged) == 0 && unacknowledged) return false;
     }
     return true;
@@ -185,9 +209,10 @@ bool SocketLink::poll(LinkEvents& events) {
     const int count = epoll_wait(epoll_.fd, ready, std::size(ready), 0);
     bool moved = false;
     for (int i = 0; i < count; ++i) {
-        Peer& peer = peers_[ready[i].data.u32];
+        const Source source(ready[i].data.u64);
+        Peer& peer = peers_[source.peer];
         if (ready[i].events & EPOLLOUT) moved |= write(peer);
-        if (ready[i].events & (EPOLLERR | EPOLLHUP)) peer.peer_ended();
+        if (source.flow < 0 && ready[i].events & (EPOLLERR | EPOLLHUP)) peer.peer_ended();
         if (ready[i].events & ~EPOLLOUT) moved |= read(peer, events);
     }
     if (const auto now = Clock::now(); now >= next_check_) {
@@ -200,13 +225,20 @@ bool SocketLink::poll(LinkEvents& events) {
 
 // Tells epoll what to wait for.
 void SocketLink::watch(Peer& peer) {
-    uint32_t wanted = 0;
-    if (!peer.stalled()) wanted |= EPOLLIN;
-    if (peer.has_queued()) wanted |= EPOLLOUT;
-    if (wanted == peer.watched || !peer.open()) return;
-    epoll_event event{.events = wanted, .data = {.u32 = uint32_t(peer.rank)}};
-    epoll_ctl(epoll_.fd, EPOLL_CTL_MOD, peer.fd, &event);
-    peer.watched = wanted;
+    if (!peer.open()) return;
+    const auto change = [&](int fd, uint32_t& watched, bool reads, bool writes, Source source) {
+        const uint32_t wanted = (reads ? uint32_t(EPOLLIN) : 0) | (writes ? uint32_t(EPOLLOUT) : 0);
+        if (wanted == watched || fd < 0) return;
+        epoll_event event{.events = wanted, .data = {.u64 = source.packed()}};
+        epoll_ctl(epoll_.fd, EPOLL_CTL_MOD, fd, &event);
+        watched = wanted;
+    };
+    change(peer.fd, peer.watched, !peer.stalled(), peer.has_queued(), {peer.rank});
+    const Flows& flows = peer.flows();
+    for (size_t i = 0; i < flows.size(); ++i) {
+        change(flows.descriptor(i), peer.watched_flows[i], !flows.waits_for_header(i), flows.waits_for_room(i),
+               {peer.rank, int(i)});
+    }
 }
 
 }  // namespace ringcomm

@@ -2,6 +2,7 @@
 // docs/network.md.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <deque>
 #include <vector>
@@ -20,6 +21,9 @@ public:
                double resend_timeout);
     ~SocketLink() override;
 
+    // A further connection to a peer, for large payloads. Owns the socket.
+    void add_flow(int peer, int socket);
+
     void send(int peer, uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer& transfer) override;
     void receive(int peer, uint64_t tag, std::byte* data, size_t bytes, LinkTransfer& transfer) override;
     void cancel(LinkTransfer& transfer) override;
@@ -31,6 +35,7 @@ public:
     void sleep(uint64_t ns) override;
     void wake() override;
     void wake_peer(int peer) override { host_.wake(peer); }
+    size_t window() const override { return std::min(MOST_WINDOW, Link::window() * (1 + most_flows_)); }
     bool flushed() const override;
     void after_fork() override;
 
@@ -38,10 +43,19 @@ private:
     using Clock = std::chrono::steady_clock;
 
     struct Peer;
+    // Of an event of epoll: the connection of a peer, or one of its flows.
+    struct Source {
+        Source(int peer, int flow = -1) : peer(peer), flow(flow) {}
+        explicit Source(uint64_t packed) : peer(int(uint32_t(packed))), flow(int(packed >> 32)) {}
+        uint64_t packed() const { return uint64_t(uint32_t(flow)) << 32 | uint32_t(peer); }
 
-    void configure(const Peer& peer) const;
+        int peer, flow;
+    };
+
+    void configure(int fd, Source source) const;
     void attend(Peer& peer);
     bool write(Peer& peer);
+    bool write_flows(Peer& peer);
     bool read(Peer& peer, LinkEvents& events);
     bool poll(LinkEvents& events);
     void watch(Peer& peer);
@@ -53,6 +67,7 @@ private:
     WakeUp host_;                    // after wake_peer() of others
     std::vector<Peer*> active_;      // with something to send or to receive, and maybe some that had
     std::vector<Connection*> lost_;  // not yet reported
+    size_t most_flows_ = 0;          // of a peer
     unsigned calls_ = 0;             // of progress()
     Clock::time_point next_check_;
 };

@@ -70,6 +70,7 @@ private:
     std::vector<HostRecord> records_;  // by host
     std::byte* memories_[3]{};
     bool inside_host_ = false;      // where this rank waits
+    size_t window_ = 0;             // pieces at once in each direction
     std::byte* landing_ = nullptr;  // for what is combined as it arrives
 };
 
