@@ -91,9 +91,15 @@ struct Connection::Receive : Operation {
     std::unique_ptr<std::byte[]> memory;
 };
 
-Connection::Connection(int rank, int fd, std::vector<Connection*>& lost) : Descriptor(fd), rank(rank), lost_(lost) {}
+Connection::Connection(int rank, int fd, std::vector<Connection*>& lost)
+    : Descriptor(fd), rank(rank), awaits_socket_(fd < 0), lost_(lost) {}
 
 Connection::~Connection() = default;
+
+void Connection::begin(int socket) {
+    fd = socket;
+    awaits_socket_ = false;
+}
 
 Connection::Waiting::iterator Connection::find(uint64_t tag) {
     const auto found = waiting_.lower_bound(tag);
@@ -128,7 +134,7 @@ void Connection::receive(uint64_t tag, std::byte* data, size_t bytes, LinkTransf
     LinkTransfer* waiter = &transfer;
     const auto found = find(tag);
     if (found == waiting_.end() || found->second->kind == Receive::POSTED) {
-        if (!open() || dropped_.contains(tag)) return finish(waiter, LinkTransfer::FAILED);
+        if (!(open() || awaits_socket_) || dropped_.contains(tag)) return finish(waiter, LinkTransfer::FAILED);
         const auto receive = std::make_shared<Receive>(waiter, data, bytes);
         transfer.handle = static_cast<Operation*>(receive.get());
         waiting_.emplace(tag, receive);
@@ -189,6 +195,7 @@ Connection::Send* Connection::next_frame() {
 
 // Sends up to a piece; returns whether anything moved.
 bool Connection::write() {
+    if (!open()) return false;
     size_t moved = 0;
     while (Send* const next = moved < PIECE ? next_frame() : nullptr) {
         Send& frame = *next;
@@ -328,7 +335,8 @@ void Connection::fail_sends() {
 }
 
 void Connection::lose(const std::string& reason) {
-    if (!open()) return;
+    if (!open() && !awaits_socket_) return;
+    awaits_socket_ = false;
     close();
     failure_ = reason;
     lost_.push_back(this);
