@@ -374,11 +374,19 @@ void rc_work_free(rc_work* work); /* drops it */
 
 /* Between hosts. A network joins the processes of a job; a communicator over it has ranks on several hosts. */
 typedef struct rc_network rc_network;
-/* Owns `sockets`: one connected TCP socket per process, -1 for those of this host, which probe their peers. A host that
+/* Owns `sockets`: one connected TCP socket per process, -1 for none yet, which probe their peers. A host that
  * does not answer for so many seconds, to a probe or to data, is lost. `name`: the same in all processes, and of no
  * other network on their machines. */
 int rc_network_open(int rank, int size, const int* sockets, const char* name, double idle_timeout,
                     double resend_timeout, rc_network** network);
+/* The processes to which a connection is needed since the last call, at most as many as there are; the descriptor
+ * `readable`, of the network, says when there are some. rc_network_connect gives it a connected socket, which it owns,
+ * or -1: `failure` says why there is none, and the process is lost. */
+int rc_network_wanted(rc_network* network, int* readable, int* processes, int* count);
+int rc_network_connect(rc_network* network, int process, int socket, const char* failure);
+/* Waits until all that was sent has arrived at the other hosts: up to two seconds, five where that takes a connection.
+ */
+int rc_network_flush(rc_network* network);
 void rc_network_free(rc_network* network); /* its communicators stay usable */
 /* MPI as this process has loaded it: addresses of its functions, and values of its handles, which are ints or pointers.
  * `comm` is for the network alone, and returns errors. */

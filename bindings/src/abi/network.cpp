@@ -15,6 +15,7 @@ using namespace ringcomm;
 struct rc_network {
     std::shared_ptr<NetworkWorld> world;
     MessageLink* messages = nullptr;  // over MPI
+    SocketLink* sockets = nullptr;
     const uint64_t generation = fork_generation.load();
 };
 
@@ -66,6 +67,12 @@ LocalRanks local_ranks(rc_comm* local, const HostLayout& layout, int group_size,
     return {state, group, &entry->collectives, flight};
 }
 
+SocketLink& sockets_of(rc_network* network) {
+    check_pointer("network", network);
+    if (!network->sockets) reject("network: expected one of rc_network_open");
+    return *network->sockets;
+}
+
 UcxMessages& messages_of(rc_ucx* ucx) {
     check_pointer("ucx", ucx);
     if (!ucx->messages) reject("ucx: a network has it already");
@@ -87,7 +94,45 @@ int rc_network_open(int rank, int size, const int* sockets, const char* name, do
         check_pointer("network", network);
         const std::span each(sockets, size);
         auto link = std::make_unique<SocketLink>(rank, size, each, name, idle_timeout, resend_timeout);
-        *network = new rc_network{std::make_shared<NetworkWorld>(std::move(link))};
+        SocketLink* const opened = link.get();
+        *network = new rc_network{std::make_shared<NetworkWorld>(std::move(link)), nullptr, opened};
+    });
+}
+
+int rc_network_wanted(rc_network* network, int* readable, int* processes, int* count) {
+    return guarded([&] {
+        SocketLink& sockets = sockets_of(network);
+        check_pointer("readable", readable);
+        check_pointer("processes", processes);
+        check_pointer("count", count);
+        const std::lock_guard lock(network->world->mutex);
+        const std::vector<int> wanted = sockets.take_wanted();
+        std::copy(wanted.begin(), wanted.end(), processes);
+        *count = int(wanted.size());
+        *readable = sockets.wanted_descriptor();
+    });
+}
+
+int rc_network_connect(rc_network* network, int process, int socket, const char* failure) {
+    return guarded([&] {
+        SocketLink& sockets = sockets_of(network);
+        check_rank("process", process, 0, sockets.size);
+        const std::lock_guard lock(network->world->mutex);
+        if (socket < 0) {
+            check_pointer("failure", failure);
+            sockets.give_up(process, failure);
+            network->world->progress();
+        } else {
+            sockets.begin(process, socket);
+            network->world->connected(process);
+        }
+    });
+}
+
+int rc_network_flush(rc_network* network) {
+    return guarded([&] {
+        check_pointer("network", network);
+        if (network->generation == fork_generation.load()) network->world->flush();
     });
 }
 

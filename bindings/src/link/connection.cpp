@@ -66,9 +66,15 @@ struct Connection::Send final : Operation {
     std::unique_ptr<std::byte[]> copy;
 };
 
-Connection::Connection(int rank, int fd, std::vector<Connection*>& lost) : Descriptor(fd), rank(rank), lost_(lost) {}
+Connection::Connection(int rank, int fd, std::vector<Connection*>& lost)
+    : Descriptor(fd), rank(rank), awaits_socket_(fd < 0), lost_(lost) {}
 
 Connection::~Connection() = default;
+
+void Connection::begin(int socket) {
+    fd = socket;
+    awaits_socket_ = false;
+}
 
 Connection::Waiting::iterator Connection::find(uint64_t tag) {
     const auto found = waiting_.lower_bound(tag);
@@ -107,7 +113,7 @@ void Connection::receive(uint64_t tag, std::byte* data, size_t bytes, LinkTransf
     const auto end_at_once = [&](LinkTransfer::State state) { transfer.state = state; };
     const auto found = find(tag);
     if (found == waiting_.end() || found->second->kind == Receive::POSTED) {
-        if (!open() || dropped_.contains(tag)) return end_at_once(LinkTransfer::FAILED);
+        if (!(open() || awaits_socket_) || dropped_.contains(tag)) return end_at_once(LinkTransfer::FAILED);
         transfer.state = LinkTransfer::ACTIVE;
         waiting_.emplace(tag, std::make_shared<Receive>(&transfer, data, bytes));
         ++awaited_;
@@ -162,6 +168,7 @@ std::deque<Connection::Send>* Connection::next_queue() {
 
 // Sends up to a piece; returns whether anything moved.
 bool Connection::write() {
+    if (!open()) return false;
     size_t moved = 0;
     while (std::deque<Send>* const queue = moved < PIECE ? next_queue() : nullptr) {
         Send& frame = queue->front();
@@ -342,7 +349,8 @@ void Connection::fail_sends() {
 }
 
 void Connection::lose(const std::string& reason) {
-    if (!open()) return;
+    if (!open() && !awaits_socket_) return;
+    awaits_socket_ = false;
     close();
     failure_ = reason;
     lost_.push_back(this);

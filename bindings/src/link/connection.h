@@ -1,4 +1,5 @@
-// One end of the connection to a peer of a SocketLink: frames over a nonblocking socket.
+// One end of the connection to a peer of a SocketLink: frames over a nonblocking socket. What is sent or received
+// before there is one waits for it.
 //
 // A frame is a header and its payload: a transfer, or a packet. Packets go before transfers that have not begun: one of
 // them may ask the peer for data that could come meanwhile. Payloads go from the caller's memory into that of the
@@ -19,13 +20,15 @@ namespace ringcomm {
 
 class Connection : public Descriptor {
 public:
-    // Owns `fd`, -1 for none. Adds itself to `lost` once it is.
+    // Owns `fd`, -1: it comes later. Adds itself to `lost` once it is.
     Connection(int rank, int fd, std::vector<Connection*>& lost);
     ~Connection();
 
     const int rank;  // of the peer
 
     bool open() const { return fd >= 0; }
+    bool awaits_socket() const { return awaits_socket_; }
+    void begin(int socket);
     // Of a send, or why the peer is lost.
     const std::string& failure() const { return failure_; }
     size_t queued_bytes() const { return queued_; }  // of payload, without those on flows
@@ -68,7 +71,7 @@ private:
     using Waiting = std::multimap<uint64_t, std::shared_ptr<Receive>>;
 
     Waiting::iterator find(uint64_t tag);
-    bool can_send() const { return open() && failure_.empty(); }
+    bool can_send() const { return (open() || awaits_socket_) && failure_.empty(); }
     std::deque<Send>* next_queue();
     // How write() and read() end, by errno; 0: the peer has closed (socket_liveness.cpp).
     void write_failed(int code);
@@ -81,6 +84,7 @@ private:
     void lose_without_flows();
     void fail_sends();
 
+    bool awaits_socket_;
     std::vector<Connection*>& lost_;
     std::string failure_;
 

@@ -10,6 +10,7 @@
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cassert>
@@ -41,12 +42,13 @@ struct SocketLink::Peer : Connection {
 
     // Once a send has failed, a read finds the end.
     bool readable() const { return awaits_anything() || (open() && (expecting || !failure().empty())); }
-    bool busy() const { return readable() || has_queued(); }
+    bool busy() const { return open() && (readable() || has_queued()); }
 
     bool active = false;  // it is in active_
     int expecting = 0;    // an answer to a packet, for so many calls of progress()
     uint32_t watched = EPOLLIN;
     std::vector<uint32_t> watched_flows;
+    bool wanted = false;
 };
 
 SocketLink::SocketLink(int rank, int size, std::span<const int> sockets, const std::string& name, double idle_timeout,
@@ -62,6 +64,8 @@ SocketLink::SocketLink(int rank, int size, std::span<const int> sockets, const s
     if (epoll_.fd < 0) throw_errno("epoll_create1");
     wake_up_.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (wake_up_.fd < 0) throw_errno("eventfd");
+    wanted_event_.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (wanted_event_.fd < 0) throw_errno("eventfd");
     for (const Peer& peer : peers_) {
         if (peer.open()) configure(peer.fd, {peer.rank});
     }
@@ -116,6 +120,7 @@ void SocketLink::send_packet(int peer, std::span<const std::byte> packet) {
 
 // After a call has left something to send or to receive.
 void SocketLink::attend(Peer& peer) {
+    if (!peer.open()) return connect(peer.rank);
     watch(peer);
     if (!peer.busy() || peer.active) return;
     active_.push_back(&peer);
@@ -182,7 +187,46 @@ void SocketLink::wake() { eventfd_write(wake_up_.fd, 1); }
 
 bool SocketLink::has_room(int peer) const { return peers_[peer].queued_bytes() < MAX_QUEUED; }
 
-bool SocketLink::has_queued(int peer) const { return peers_[peer].has_queued_packets(); }
+bool SocketLink::has_queued(int peer) const { return connected(peer) && peers_[peer].has_queued_packets(); }
+
+bool SocketLink::connected(int peer) const { return peers_[peer].open(); }
+
+void SocketLink::connect(int peer) {
+    if (!peers_[peer].awaits_socket() || std::exchange(peers_[peer].wanted, true)) return;
+    wanted_.push_back(peer);
+    eventfd_write(wanted_event_.fd, 1);
+}
+
+bool SocketLink::connecting() const {
+    const auto waits = [](const Peer& peer) { return peer.awaits_socket() && peer.has_queued(); };
+    return std::any_of(peers_.begin(), peers_.end(), waits);
+}
+
+std::vector<int> SocketLink::take_wanted() {
+    eventfd_t events;
+    eventfd_read(wanted_event_.fd, &events);
+    return std::exchange(wanted_, {});
+}
+
+void SocketLink::begin(int number, int socket) {
+    Peer& peer = peers_[number];
+    if (!peer.awaits_socket()) {
+        close(socket);
+        return;
+    }
+    peer.begin(socket);
+    try {
+        configure(peer.fd, {peer.rank});
+    } catch (const Failure& failure) {
+        return peer.lose(failure.error.message);
+    }
+    peer.write();
+    attend(peer);
+}
+
+void SocketLink::give_up(int peer, const std::string& reason) {
+    if (peers_[peer].awaits_socket()) peers_[peer].lose(reason);
+}
 
 void SocketLink::after_fork() {
     for (Peer& peer : peers_) {
@@ -192,6 +236,7 @@ void SocketLink::after_fork() {
     epoll_.close();
     wake_up_.close();
     host_.close();
+    wanted_event_.close();
 }
 
 bool SocketLink::flushed() const {

@@ -14,7 +14,7 @@ namespace ringcomm {
 
 class SocketLink final : public Link {
 public:
-    // Owns `sockets`: one connected TCP socket per peer, -1 for none, which probe their peers. A host that does not
+    // Owns `sockets`: one connected TCP socket per peer, -1 for none yet, which probe their peers. A host that does not
     // answer for so many seconds, to a probe or to data, is lost; one whose process only does not read is not. `name`:
     // of this network, on this machine.
     SocketLink(int rank, int size, std::span<const int> sockets, const std::string& name, double idle_timeout,
@@ -32,12 +32,22 @@ public:
     bool progress(LinkEvents& events) override;
     bool has_room(int peer) const override;
     bool has_queued(int peer) const override;
+    bool connected(int peer) const override;
+    void connect(int peer) override;
+    bool connecting() const override;
     void sleep(uint64_t ns) override;
     void wake() override;
     void wake_peer(int peer) override { host_.wake(peer); }
     size_t window() const override { return std::min(MOST_WINDOW, Link::window() * (1 + most_flows_)); }
     bool flushed() const override;
     void after_fork() override;
+
+    // Connections are made elsewhere: the peers to which one is wanted since the last call, a descriptor that is
+    // readable when there are some, and what has become of it.
+    std::vector<int> take_wanted();
+    int wanted_descriptor() const { return wanted_event_.fd; }
+    void begin(int peer, int socket);  // owns it
+    void give_up(int peer, const std::string& reason);
 
 private:
     using Clock = std::chrono::steady_clock;
@@ -65,6 +75,8 @@ private:
     Descriptor epoll_;               // every socket; for what its connection can do
     Descriptor wake_up_;             // readable after wake()
     WakeUp host_;                    // after wake_peer() of others
+    Descriptor wanted_event_;        // readable while wanted_ holds peers
+    std::vector<int> wanted_;        // to connect to
     std::vector<Peer*> active_;      // with something to send or to receive, and maybe some that had
     std::vector<Connection*> lost_;  // not yet reported
     size_t most_flows_ = 0;          // of a peer

@@ -87,6 +87,7 @@ public:
     int member(int r) const override { return members_[r]; }
     std::string how_it_ended(int r) override;
     bool closed(int r) const override;
+    void hear_from(int r) override;
     void prepare(const CallRecord& call) override;
     void run_collective(const CallRecord& call) override;
     std::unique_ptr<PacketChannel> open_channel(int peer) override;
@@ -115,7 +116,7 @@ public:
     uint64_t next_agreement() { return ++agreements_; }
     // Under the world's mutex: the records that hosts have contributed to an agreement; empty: not yet.
     std::vector<std::vector<std::byte>>& records(uint64_t agreement) { return records_[agreement & 1]; }
-    // Asks all ranks where they are, and gives them a moment to answer. Those of a host know it of each other.
+    // Asks a rank of each host where its ranks are, and gives it a moment to answer.
     struct Status {
         uint64_t begun;     // epoch
         bool runs;          // neither dead nor stopped
@@ -146,12 +147,17 @@ private:
     void share_failure(const Failure& failure);
     bool set_failure(const Failure& failure);
     void send_failure() const;
-    void send_to_other_hosts(Bytes packet) const;
+    PacketWriter failure_packet() const;
+    PacketWriter closed_packet() const;
+    void connected(int process) override;
+    void send_to_connected(Bytes packet) const;
+    bool may_answer(int r) const { return !closed(r) && !world->lost(members_[r]); }
+    void ask_hosts(Bytes query) const;
+    void ask_again(Bytes query) const;
     void wake_host() const;
     void answer_query(int source, PacketReader& packet);
     void answer_arrived(PacketReader& packet);
     Status status_here(int local_rank, int calls) const;
-    bool answers(int local_rank) const;
 
     const uint64_t number_;
     const std::vector<int> members_;

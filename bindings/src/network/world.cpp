@@ -43,10 +43,19 @@ NetworkWorld::~NetworkWorld() {
         flush_needed_.notify_one();
     }
     if (flush_thread_.joinable()) flush_thread_.join();
-    constexpr uint64_t FLUSH_NS = 2'000'000'000;  // a peer may be outside ringcomm, and read nothing
-    const uint64_t deadline = now_ns() + FLUSH_NS;
-    while (!link->flushed() && now_ns() < deadline) {
-        if (!progress()) link->sleep(1'000'000);
+    flush();
+}
+
+void NetworkWorld::flush() {
+    // A peer may be outside ringcomm, and read nothing, or take long to connect.
+    constexpr uint64_t FLUSH_NS = 2'000'000'000, CONNECT_NS = 5'000'000'000;
+    const uint64_t begin = now_ns();
+    std::unique_lock lock(mutex);
+    while (!link->flushed() && now_ns() - begin < (link->connecting() ? CONNECT_NS : FLUSH_NS)) {
+        if (progress()) continue;
+        lock.unlock();
+        link->sleep(1'000'000);
+        lock.lock();
     }
 }
 
@@ -57,9 +66,10 @@ void NetworkWorld::add(uint64_t group, PacketHandler& handler) {
     for (const std::vector<std::byte>& packet : std::exchange(early_, {})) deliver(handler, packet);
 }
 
-void NetworkWorld::remove(uint64_t group) {
+void NetworkWorld::remove(uint64_t group, Bytes closed) {
     const std::lock_guard lock(mutex);
     groups_.erase(group);
+    left_[group].assign(closed.begin(), closed.end());
 }
 
 void NetworkWorld::send_packet(int process, Bytes packet) {
@@ -70,6 +80,12 @@ void NetworkWorld::send_packet(int process, Bytes packet) {
 void NetworkWorld::wake_peer(int process) {
     link->wake_peer(process);
     flush_later(process);
+}
+
+void NetworkWorld::connected(int process) {
+    for (const auto& [group, handler] : groups_) handler->connected(process);
+    flush_later(process);
+    wake();
 }
 
 void NetworkWorld::flush_later(int process) {
@@ -151,10 +167,12 @@ void NetworkWorld::sleep(uint32_t, uint64_t ns) {
     sleeps_long_ = false;
 }
 
-void NetworkWorld::packet_arrived(int, Bytes packet) {
+void NetworkWorld::packet_arrived(int process, Bytes packet) {
     const auto head = PacketReader(packet).next<PacketHead>();
     const auto found = groups_.find(head.group);
     if (found != groups_.end()) return deliver(*found->second, packet);
+    const auto left = left_.find(head.group);
+    if (head.type == PacketType::OPEN && left != left_.end()) send_packet(process, left->second);
     if (!joined_) early_.emplace_back(packet.begin(), packet.end());
 }
 

@@ -20,6 +20,7 @@ namespace ringcomm {
 class PacketHandler {
 public:
     virtual void packet_arrived(const PacketHead& head, PacketReader& packet) = 0;
+    virtual void connected(int process) = 0;
 
 protected:
     ~PacketHandler() = default;
@@ -28,7 +29,7 @@ protected:
 class NetworkWorld final : LinkEvents, public Sleeper {
 public:
     explicit NetworkWorld(std::unique_ptr<Link> link);
-    ~NetworkWorld();  // waits up to two seconds until the peers have taken what was sent
+    ~NetworkWorld();  // after flush()
 
     const std::unique_ptr<Link> link;
     std::mutex mutex;  // of the link, and of what packets change in the groups
@@ -38,16 +39,20 @@ public:
     // No rank uses a group before all ranks have it. Only for the first one, that of all processes, a packet may be
     // early; for another unknown group it is late.
     void add(uint64_t group, PacketHandler& handler);
-    void remove(uint64_t group);
+    void remove(uint64_t group, Bytes closed);  // `closed`: the packet for processes that have not heard
 
     // With the mutex. The packet leaves even if no thread of this process waits for anything.
     void send_packet(int process, Bytes packet);
     void wake_peer(int process);  // of this host
+    // Once the link is connected to a process later than at the start.
+    void connected(int process);
     // As Link::drop(), also while no thread of this process waits: a peer whose call has failed needs its memory back.
     void drop(uint64_t tag);
     bool progress();
     // Before a call: takes what has come while this process was away for long, such as the failure of the group.
     void catch_up();
+    // Waits up to two seconds until the peers have taken what was sent, five where that takes a connection.
+    void flush();
     // Without the mutex. An event is also that another thread has moved something.
     uint32_t announce() override;
     void sleep(uint32_t ticket, uint64_t ns) override;
@@ -55,6 +60,7 @@ public:
     void wake() override;
     // Why nothing arrives from a process any more; nullptr: it is there.
     const std::string* lost(int process) const { return lost_[process] ? &*lost_[process] : nullptr; }
+    bool has_lost() const { return has_lost_; }
 
 private:
     void packet_arrived(int process, Bytes packet) override;
@@ -65,9 +71,11 @@ private:
     void flush_unsent();       // on a thread of its own
 
     std::map<uint64_t, PacketHandler*> groups_;
+    std::map<uint64_t, std::vector<std::byte>> left_;  // a CLOSED packet of each group that this process has left
     bool joined_ = false;
     std::vector<std::vector<std::byte>> early_;
     std::vector<std::optional<std::string>> lost_;
+    bool has_lost_ = false;
     std::atomic<uint32_t> sleepers_{0};
     std::atomic<bool> sleeps_long_{false};  // a thread that takes itself for the only one
 

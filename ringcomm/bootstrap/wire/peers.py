@@ -86,8 +86,8 @@ class PeerServer:
         self._peers.add(peer)
         self._selector.register(peer, selectors.EVENT_READ)
 
-    def call_on(self, source: socket.socket, action: Callable[[], object]) -> None:
-        """Call `action` when this socket, which is no peer's, is readable."""
+    def call_on(self, source: socket.socket | int, action: Callable[[], object]) -> None:
+        """Call `action` when this socket, or descriptor, which is no peer's, is readable."""
         self._selector.register(source, selectors.EVENT_READ, action)
 
     def send(self, peer: MessageSocket, message: bytes) -> None:

@@ -1,15 +1,16 @@
-"""The mesh: one connection between each two ranks on different hosts, on which each has proved to be a rank of the job.
+"""The mesh: connections between ranks on different hosts, on each of which both have proved to be ranks of the job.
 
-Every rank listens at an address that it tells all others through the store, and connects to the lower ranks. The
-secret of their handshake is that of the mesh, followed by the number of the lower rank, so that no rank is taken for
-another. Then the higher rank sends its number.
+Every rank listens at an address that it tells all others through the store, as long as its mesh is open, so that any
+two ranks can connect at any time. The secret of their handshake is that of the mesh, followed by the number of the rank
+that listens, so that no rank is taken for another. Then the one that connects sends its number, and waits until the
+other has taken the connection. If two ranks connect to each other at once, that of the higher one is taken.
 """
 
 import socket
 import struct
 import time
-from collections.abc import Collection, Generator
-from contextlib import ExitStack, closing
+from collections.abc import Collection, Generator, Sequence
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from ringcomm.bootstrap.start_errors import missing_connections, rank_in_job
@@ -21,120 +22,146 @@ from ringcomm.bootstrap.wire.tcp import TcpGate, split_address
 from ringcomm.bootstrap.wire.unix import close_descriptors
 from ringcomm.machine import descriptors
 
-__all__ = ["connect_mesh"]
+__all__ = ["Mesh", "connect_mesh"]
 
 ADDRESSES = "mesh"  # in the store
 SLICE = 0.05  # seconds between looks at the store's failure, and between two attempts to connect to a rank
 RANK = struct.Struct("!I")
+TAKEN = b"taken"
 
 
 def connect_mesh(
     rank: int, size: int, peers: Collection[int], store: Store, address: str, secret: bytes, timeout: float
-) -> list[int]:
-    """Return the descriptor of a connected TCP socket for each of the `peers`, -1 for other ranks. They do not block.
+) -> "Mesh":
+    """Return a mesh in which this rank is connected to the `peers`, which have it among theirs.
 
-    `address` is that of this host, without a port, at which the higher ranks reach this one; it may differ per rank.
-    All ranks know the `secret`.
+    `address` is that of this host, without a port, at which the others reach this rank; it may differ per rank. All
+    ranks know the `secret`.
 
-    Raises CollectiveTimeout naming the ranks that have not connected within `timeout` seconds, and what another rank
+    Raises CollectiveTimeout naming the peers that have not connected within `timeout` seconds, and what another rank
     has told the store.
     """
     descriptors.provide(rank, size, store.members)
-    mesh = _Mesh(rank, size, peers, store, secret, time.monotonic() + timeout)
+    deadline = time.monotonic() + timeout
     with ExitStack() as failed:
+        mesh = Mesh(rank, size, store.members, address, secret)
         failed.callback(mesh.close)
-        mesh.connect(address, timeout)
+        mesh.addresses = all_gather_facts(
+            store, ADDRESSES, rank, size, mesh.address, timeout, meanwhile=lambda: mesh.serve(0)
+        )
+        for peer in peers:
+            if peer < rank:
+                mesh.connect_to(peer)
+        while missing := [peer for peer in peers if peer not in mesh.connected]:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                failed_at = [each for each in missing if each in mesh.failures]
+                reasons = [f"\nrank {rank_in_job(store.members, each)} {mesh.reason(each)}" for each in failed_at]
+                raise missing_connections(missing, rank, size, timeout, store.members, "".join(reasons))
+            store.check()
+            mesh.serve(min(SLICE, left))
         failed.pop_all()
-    return [mesh.connected.get(other, -1) for other in range(size)]
+    return mesh
 
 
 class _Attempt(NamedTuple):
-    """A connection to a lower rank on which the handshake has not ended."""
+    """A connection on which the handshake has not ended."""
 
     rank: int
     steps: Generator[bytes, bytes, None]
 
 
-class _Mesh:
-    def __init__(
-        self, rank: int, size: int, peers: Collection[int], store: Store, secret: bytes, deadline: float
-    ) -> None:
-        self._rank, self._size, self._store, self._secret, self._deadline = rank, size, store, secret, deadline
-        self._peers = peers
+class Mesh:
+    """This rank's end of the mesh.
+
+    Attributes:
+        address: Where this rank listens.
+        addresses: Those of all ranks.
+        connected: For each rank whose connection nobody has taken over yet the descriptor of a TCP socket, which does
+            not block.
+        failures: Why the last attempt to connect to a rank has failed.
+    """
+
+    def __init__(self, rank: int, size: int, members: Sequence[int], address: str, secret: bytes) -> None:
+        self._rank, self._size, self._secret = rank, size, secret
+        number = rank_in_job(members, rank)
+        purpose = f"rank {number}: the address of this host (RINGCOMM_HOST_ADDRESS)"
+        gate = TcpGate(f"{address}:0", purpose, self._secret_of(rank), None)
+        self.server = PeerServer(gate, self._receive, number)
+        self.address = gate.address
+        self.addresses: list[str] = []
         self.connected: dict[int, int] = {}
-        self._addresses: list[str] = []
+        self.failures: dict[int, OSError] = {}
         self._attempts: dict[MessageSocket, _Attempt] = {}
-        # The lower ranks to connect to, and from when on.
-        self._due = {each: 0.0 for each in peers if each < rank}
-        self._failures: dict[int, str] = {}  # of the last attempt
+        self._due: dict[int, float] = {}  # the ranks to connect to, and from when on
+        self._taken: set[int] = set()  # the ranks whose connections are in use
 
     def close(self) -> None:
+        self.server.close()
         close_descriptors(self.connected.values())
 
-    def connect(self, address: str, timeout: float) -> None:
-        secret = self._secret_of(self._rank)
-        number = self._in_job(self._rank)
-        purpose = f"rank {number}: the address of this host (RINGCOMM_HOST_ADDRESS)"
-        gate = TcpGate(f"{address}:0", purpose, secret, None)
-        self._server = PeerServer(gate, self._receive, number)
-        with closing(self._server) as server:
-            who = self._rank, self._size
-            self._addresses = all_gather_facts(
-                self._store, ADDRESSES, *who, gate.address, timeout, meanwhile=lambda: server.serve(0)
-            )
-            while len(self.connected) < len(self._peers):
-                self._store.check()
-                self._connect_due()
-                server.serve(max(0.0, min(SLICE, self._check_deadline(timeout))))
+    def connect_to(self, rank: int) -> None:
+        """Connect to another rank, in `serve`, and again if that fails."""
+        if rank not in self.connected and rank not in self._taken:
+            self._due[rank] = 0.0
 
-    def _in_job(self, rank: int) -> int:
-        return rank_in_job(self._store.members, rank)
+    def give_up(self, rank: int) -> None:
+        """Stop connecting to a rank."""
+        self._due.pop(rank, None)
+        for peer in [peer for peer, attempt in self._attempts.items() if attempt.rank == rank]:
+            del self._attempts[peer]
+            self.server.drop(peer)
+
+    def reaches(self, rank: int) -> bool:
+        """Return whether the host of a rank to which this one connects has answered."""
+        return any(attempt.rank == rank and _established(peer) for peer, attempt in self._attempts.items())
+
+    def take(self) -> dict[int, int]:
+        """Return the new connections; the caller owns them from now on."""
+        taken, self.connected = self.connected, {}
+        self._taken.update(taken)
+        return taken
+
+    def reason(self, rank: int) -> str:
+        """Say why this rank is not connected to another one."""
+        error = self.failures.get(rank)
+        return f"at {self.addresses[rank]}: {(error.strerror or error) if error else 'no answer'}"
+
+    def serve(self, timeout: float | None) -> None:
+        """Wait up to `timeout` seconds, None for ever, for what other ranks send, and handle it."""
+        now = time.monotonic()
+        for rank in [rank for rank, due in self._due.items() if due <= now]:
+            self._begin(rank)
+        left = [max(0.0, due - now) for due in self._due.values()]
+        self.server.serve(min([timeout, *left] if timeout is not None else left, default=None))
 
     def _secret_of(self, rank: int) -> bytes:
         """Return what a connection to this rank is authenticated by."""
         return self._secret + RANK.pack(rank)
 
-    def _check_deadline(self, timeout: float) -> float:
-        """Return the seconds left."""
-        left = self._deadline - time.monotonic()
-        if left > 0:
-            return left
-        missing = [rank for rank in self._peers if rank not in self.connected]
-        reasons = [
-            f"\nrank {self._in_job(rank)} at {self._addresses[rank]}: {why}" for rank, why in self._failures.items()
-        ]
-        raise missing_connections(missing, self._rank, self._size, timeout, self._store.members, "".join(reasons))
-
-    def _connect_due(self) -> None:
-        for rank, due in [*self._due.items()]:
-            if due <= time.monotonic():
-                self._connect_to(rank)
-
-    def _connect_to(self, rank: int) -> None:
-        host, port = split_address(self._addresses[rank])
-        family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        peer = MessageSocket(socket.socket(family, kind, protocol))
-        peer.setblocking(False)
+    def _begin(self, rank: int) -> None:
         try:
-            peer.connect(resolved)
-        except BlockingIOError:
-            pass  # a later failure is read
+            peer = _connect(self.addresses[rank])
         except OSError as error:
-            peer.close()
             self._retry(rank, error)
             return
-        self._server.add(peer)
-        steps = client_handshake(self._secret_of(rank))
+        self.server.add(peer)
+        steps = self._introduction(rank)
         next(steps)
         self._attempts[peer] = _Attempt(rank, steps)
         del self._due[rank]
 
+    def _introduction(self, rank: int) -> Generator[bytes, bytes, None]:
+        yield from client_handshake(self._secret_of(rank))
+        if (yield RANK.pack(self._rank)) != TAKEN:
+            raise ConnectionResetError("it closed the connection")
+
     def _retry(self, rank: int, error: OSError) -> None:
-        self._failures[rank] = error.strerror or str(error)
+        self.failures[rank] = error
         self._due[rank] = time.monotonic() + SLICE
 
     def _receive(self, peer: MessageSocket) -> None:
-        """Hear a lower rank in the handshake, or the number of a higher one after it."""
+        """Hear a rank to which this one connects, or the number of one that connects."""
         if peer in self._attempts:
             self._advance(peer)
             return
@@ -144,11 +171,15 @@ class _Mesh:
             return
         except (OSError, struct.error):
             rank = self._rank
-        if rank > self._rank and rank in self._peers:
-            close_descriptors([self.connected.pop(rank, -1)])  # it has given an earlier connection up
-            self.connected[rank] = self._server.release(peer)
+        if rank == self._rank or rank >= self._size or rank in self._taken:
+            self.server.refuse(peer, "it sent no number of a rank that is not connected")
+        elif rank < self._rank and any(attempt.rank == rank for attempt in self._attempts.values()):
+            self.server.drop(peer)  # this rank connects to it
         else:
-            self._server.refuse(peer, "it sent no number of a higher rank")
+            self.give_up(rank)
+            with suppress(OSError):  # it has disconnected; whoever takes the connection reads that
+                peer.send(TAKEN)
+            self._end(rank, peer)
 
     def _advance(self, peer: MessageSocket) -> None:
         rank, steps = self._attempts[peer]
@@ -156,12 +187,38 @@ class _Mesh:
             try:
                 peer.send(steps.send(peer.recv(MESSAGE_OF_HANDSHAKE)))
             except StopIteration:
-                peer.send(RANK.pack(self._rank))
                 del self._attempts[peer]
-                self.connected[rank] = self._server.release(peer)
+                self._end(rank, peer)
         except BlockingIOError:
             return
         except OSError as error:
             del self._attempts[peer]
-            self._server.drop(peer)
+            self.server.drop(peer)
             self._retry(rank, error)
+
+    def _end(self, rank: int, peer: MessageSocket) -> None:
+        close_descriptors([self.connected.pop(rank, -1)])  # it has given an earlier connection up
+        self.failures.pop(rank, None)
+        self.connected[rank] = self.server.release(peer)
+
+
+def _established(connecting: socket.socket) -> bool:
+    try:
+        connecting.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def _connect(address: str) -> MessageSocket:
+    """Return a socket that begins to connect; a later failure is read from it."""
+    host, port = split_address(address)
+    family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with ExitStack() as failed:
+        peer = MessageSocket(failed.enter_context(socket.socket(family, kind, protocol)))
+        failed.enter_context(peer)
+        peer.setblocking(False)
+        with suppress(BlockingIOError):
+            peer.connect(resolved)
+        failed.pop_all()
+    return peer

@@ -9,7 +9,7 @@ import socket
 import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 
@@ -22,7 +22,7 @@ from ringcomm.bootstrap.wire.handshake import MESSAGE_OF_HANDSHAKE, client_hands
 from ringcomm.bootstrap.wire.tcp import local_address, split_address
 from ringcomm.native import ffi
 from ringcomm.transports.network.mesh import ADDRESSES, connect_mesh
-from ringcomm.transports.network.start import _open_sockets
+from ringcomm.transports.network.sockets import open_link
 
 TIMEOUT = 20.0
 SECRET = b"secret"
@@ -70,16 +70,22 @@ def connect(store, rank):
 def finish(started):
     """Check that each rank has a connection to each other one, and close them."""
     meshes = [future.result() for future in started]
-    assert not any(os.get_blocking(fd) for fds in meshes for fd in fds if fd >= 0)
+    size = len(meshes)
+    check_connected(meshes, {(rank, other) for rank in range(size) for other in range(size) if rank != other})
+    for mesh in meshes:
+        mesh.close()
+
+
+def check_connected(meshes, pairs):
+    """Check which pairs have a connection that nobody has taken, that each works, and close them."""
     with ExitStack() as opened:
         sockets = {
             (rank, other): opened.enter_context(socket.socket(fileno=fd))
-            for rank, fds in enumerate(meshes)
-            for other, fd in enumerate(fds)
-            if fd >= 0
+            for rank, mesh in enumerate(meshes)
+            for other, fd in mesh.take().items()
         }
-        size = len(meshes)
-        assert sockets.keys() == {(rank, other) for rank in range(size) for other in range(size) if rank != other}
+        assert sockets.keys() == pairs
+        assert not any(os.get_blocking(each.fileno()) for each in sockets.values())
         for (rank, other), connected in sockets.items():
             connected.send(bytes([rank, other]))
         for (rank, other), connected in sockets.items():
@@ -89,7 +95,7 @@ def finish(started):
 
 @pytest.mark.parametrize("address", [LOCAL, "::1"])
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_each_two_ranks_are_connected_and_nothing_listens_afterwards(store, pool, size, address):
+def test_each_two_ranks_are_connected_and_nothing_listens_once_the_meshes_are_closed(store, pool, size, address):
     try:
         socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET).close()
     except OSError as error:
@@ -180,19 +186,20 @@ def await_end(peer):
         pass
 
 
-def test_a_process_that_knows_the_secret_must_be_a_higher_rank(store, pool, caplog):
+def test_a_process_that_knows_the_secret_must_be_another_rank(store, pool, caplog):
     early = start(pool, store, [0], 2)
     with caplog.at_level(logging.WARNING, "ringcomm"):
         for rank in (0, 2):
             with talk(connect(store, 0), secret_of(0), rank) as peer:
                 assert peer.recv(1) == b""
         finish(early + start(pool, store, [1], 2))
-    assert "it sent no number of a higher rank" in caplog.text
+    assert "it sent no number of a rank that is not connected" in caplog.text
 
 
 def test_a_rank_may_connect_again(store, pool):
     early = start(pool, store, [0], 3)
     with talk(connect(store, 0), secret_of(0), rank=1) as first:
+        assert first.recv(5) == b"taken"
         store.all_gather(ADDRESSES, 2, 3, b'""', 0.0)  # no rank connects to the last one
         again = start(pool, store, [1], 3)
         assert first.recv(1) == b""
@@ -309,13 +316,43 @@ def test_the_local_address_is_that_of_the_route():
     assert local_address("127.0.0.1:1") == LOCAL
 
 
+def serve_until(meshes, done, what):
+    def serve():
+        for mesh in meshes:
+            mesh.serve(0)
+        return done()
+
+    until(serve, what)
+
+
+def test_ranks_connect_later_from_either_end_and_at_once(store, pool):
+    """Of two that connect to each other, both take the same connection."""
+    apart = [pool.submit(connect_mesh, rank, 3, [], store, LOCAL, SECRET, TIMEOUT) for rank in range(3)]
+    with ExitStack() as opened:
+        meshes = [opened.enter_context(closing(future.result())) for future in apart]
+        check_connected(meshes, set())
+        meshes[0].connect_to(1)
+        serve_until(meshes, lambda: meshes[0].connected and meshes[1].connected, "one connection")
+        check_connected(meshes, {(0, 1), (1, 0)})
+        for _ in range(2):  # who is connected does not connect again
+            meshes[2].connect_to(1)
+            meshes[1].connect_to(2)
+            meshes[1].connect_to(0)
+        serve_until(meshes, lambda: meshes[1].connected and meshes[2].connected, "another connection")
+        for mesh in meshes:
+            mesh.serve(0.1)
+        check_connected(meshes, {(1, 2), (2, 1)})
+
+
 @pytest.mark.parametrize("keepalive", [0.0001, 1, 2, 4, 5, 6, 15, 100, 86400])
 def test_an_idle_connection_ends_after_keepalive_and_not_before(pool, store, keepalive):
-    (_, fd), (other, _) = [future.result() for future in start(pool, store, range(2), 2)]
-    with socket.socket(fileno=other), socket.socket(fileno=os.dup(fd)) as ours:
-        link = _open_sockets(0, 2, [-1, fd], secrets.token_hex(8), keepalive)  # owns fd
+    with ExitStack() as opened:
+        ours, theirs = [opened.enter_context(closing(future.result())) for future in start(pool, store, range(2), 2)]
+        opened.enter_context(socket.socket(fileno=theirs.take()[0]))
+        probed = opened.enter_context(socket.socket(fileno=os.dup(ours.connected[1])))
+        link = open_link(0, 2, ours, secrets.token_hex(8), keepalive)
         options = socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT
-        idle, interval, probes = (ours.getsockopt(socket.IPPROTO_TCP, option) for option in options)
+        idle, interval, probes = (probed.getsockopt(socket.IPPROTO_TCP, option) for option in options)
         ffi.release(link)
     assert keepalive <= idle + probes * interval < keepalive + 3 + interval
     assert interval < max(1, keepalive / 100) + 1  # or a short outage would take most of the probes

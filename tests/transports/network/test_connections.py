@@ -1,0 +1,231 @@
+"""Connections between ranks on several hosts: few at the start, more when two ranks need each other."""
+
+import os
+import re
+import signal
+import socket
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import harness
+import ringcomm
+from cases.failures_between_hosts import SHORT, abort
+from harness.failures import PROMPT, check_usable, outcomes, raised, until, until_broken
+from ringcomm import CollectiveTimeout, PeerLost
+from ringcomm.transports.network.layout import layout_of
+
+HOSTS = "0000111122223333"
+MOST = 8  # descriptors of a rank besides one for each host, and one for each process of its own host
+LARGE = 1 << 20  # elements
+
+
+def opened():
+    """Return what each descriptor of this process is open for."""
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # that of this list
+            found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
+    return found
+
+
+def connections():
+    """Return the number of TCP connections of this process to others."""
+    return sum(not listens for _, listens in tcp_sockets())
+
+
+def tcp_sockets():
+    for fd, what in opened().items():
+        if not what.startswith("socket:"):
+            continue
+        with socket.socket(fileno=os.dup(fd)) as found:
+            if found.family == socket.AF_INET and found.type == socket.SOCK_STREAM:
+                yield found.getsockname(), found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+
+
+def use_all(comm):
+    for length in (1, 100_000):
+        x = np.full(length, comm.rank + 1.0)
+        comm.all_reduce(x)
+        assert (x == comm.size * (comm.size + 1) / 2).all()
+
+
+def start_again(comm):
+    before = opened()
+    with ringcomm.init(timeout=harness.OPERATION) as again:
+        use_all(again)
+        comm.barrier()
+        of_start = [what for fd, what in opened().items() if fd not in before]
+        comm.barrier()
+    assert sum(listens for _, listens in tcp_sockets()) == 1  # that of `comm`
+    return [what for what in of_start if what != "anon_inode:[pidfd]"]
+
+
+def test_a_start_opens_few_descriptors():
+    with harness.world(HOSTS, "nodes") as pool:
+        for of_start in pool.run(start_again, ()):
+            assert len(of_start) <= len({*HOSTS}) + MOST, of_start
+
+
+@pytest.mark.parametrize("hosts", ["01", "0011", "0001", "0100", "012012", "0001112", HOSTS])
+def test_each_rank_has_a_neighbor_on_every_other_host(hosts):
+    layouts = [layout_of(rank, hosts) for rank in range(len(hosts))]
+    for rank, layout in enumerate(layouts):
+        neighbors = layout.neighbors()
+        assert {hosts[other] for other in neighbors} == {*hosts} - {hosts[rank]}
+        assert all(rank in layouts[other].neighbors() for other in neighbors)
+        assert {*layout.rail} - {rank} <= {*neighbors}
+
+
+def exchange(comm, pairs):
+    """Exchange large messages between unconnected ranks, both of which send first; return the new connections."""
+    use_all(comm)
+    before = connections()
+    comm.barrier()
+    for pair in pairs:
+        if comm.rank in pair:
+            peer = pair[1 - pair.index(comm.rank)]
+            x = np.empty(LARGE, np.int64)
+            sends = [comm.send(np.arange(LARGE) + comm.rank, peer, tag=tag, async_op=True) for tag in range(3)]
+            for tag in (2, 0, 1):
+                comm.recv(x, peer, tag=tag)
+                assert (x == np.arange(LARGE) + peer).all()
+            for send in sends:
+                send.wait()
+    comm.barrier()
+    return connections() - before
+
+
+def test_a_message_connects_its_two_ranks_and_no_others():
+    pairs = [(0, 15), (1, 6), (0, 9)]
+    with harness.world(HOSTS, "nodes") as pool:
+        found = pool.run(exchange, (pairs,))
+    ranks = [rank for pair in pairs for rank in pair]
+    assert found == [ranks.count(rank) for rank in range(len(HOSTS))]
+
+
+def send_and_leave(comm):
+    """Rank 0 is gone before rank 13 receives; what it has sent arrives all the same."""
+    if comm.rank == 0:
+        comm.send(np.arange(10), 13)
+        comm.close()
+    elif comm.rank == 13:
+        x = np.zeros(10, int)
+        comm.recv(x, 0)
+        assert (x == np.arange(10)).all()
+
+
+def test_a_message_arrives_although_its_sender_closes_at_once():
+    with harness.world(HOSTS, "nodes") as pool:
+        pool.run(send_and_leave, ())
+
+
+def diagonal_of(comm):
+    """Return the group of ranks 0, 5, 10 and 15, no two of which are connected."""
+    return comm.split(0 if comm.rank % 5 == 0 else 1)
+
+
+def use_groups(comm):
+    with diagonal_of(comm) as group:
+        use_all(group)
+        x = np.arange(group.size, dtype=float) + group.rank
+        y = np.empty_like(x)
+        group.all_to_all(x, y)
+        assert (y == np.arange(group.size) + group.rank).all()
+    check_usable(comm)
+
+
+def test_a_group_of_unconnected_ranks_connects_them():
+    with harness.world(HOSTS, "nodes") as pool:
+        pool.run(use_groups, ())
+
+
+def abort_a_group(comm):
+    group = diagonal_of(comm)
+    if comm.rank % 5 == 0:
+        return abort(group, 2, "all_reduce")
+    check_usable(group)
+    return None
+
+
+def test_an_abort_reaches_a_group_of_unconnected_ranks():
+    with harness.world(HOSTS, "nodes") as pool:
+        texts = {text for text in pool.run(abort_a_group, ()) if text}
+    assert len(texts) == 1
+
+
+# --- Peers that are gone ----------------------------------------------------------------------------------------------
+
+
+def wait_for(comm, victim, how):
+    if comm.rank == victim:
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.close()
+        return None
+    if comm.rank == 0:
+        return str(raised(PeerLost, lambda: comm.recv(np.zeros(1), victim)))
+    return str(until_broken(comm))
+
+
+@pytest.mark.parametrize("how", ["dies", "closes"])
+def test_a_lost_rank_is_named_by_all_although_few_are_connected_to_it(how):
+    with harness.world(HOSTS, "nodes") as pool:
+        answers, ends = {}, {}
+        for rank, answer, when in outcomes(pool, wait_for, 15, how):
+            answers[rank], ends[rank] = answer, when
+    victim = answers.pop(15)
+    assert how != "dies" or isinstance(victim, ConnectionError)
+    for rank, text in answers.items():
+        assert re.search(r"rank 15 (\(process \d+\) died|was lost|closed the communicator)", text), text
+        assert ends[rank] - ends[15] < PROMPT
+
+
+def wait_for_a_stopped_rank(comm, victim, over):
+    use_all(comm)
+    if comm.rank == victim:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return str(until_broken(comm))
+    if comm.rank == 0:
+        text = str(raised(CollectiveTimeout, lambda: comm.recv(np.zeros(1), victim, timeout=SHORT)))
+        Path(over).touch()
+        return text
+    return str(until_broken(comm))
+
+
+def test_a_stopped_rank_is_named_in_time(tmp_path):
+    over = tmp_path / "over"
+    with harness.world(HOSTS, "nodes") as pool, ExitStack() as stopped:
+        pid = pool.workers[15].pid
+        stopped.callback(os.kill, pid, signal.SIGCONT)
+        for connection in pool.connections:
+            connection.send((wait_for_a_stopped_rank, (15, str(over))))
+        until(over.exists, "the timeout of rank 0")
+        stopped.close()
+        texts = [harness.pools.receive(connection, rank)[0] for rank, connection in enumerate(pool.connections)]
+    assert f"rank 0 waited {SHORT:g} s for recv(float64 x 1, from 15)" in texts[0]
+    assert f"rank 15: process {pid} is stopped" in texts[0]
+    assert texts == [texts[0]] * len(texts)
+
+
+# --- Strangers --------------------------------------------------------------------------------------------------------
+
+
+def meet_strangers(comm):
+    (address,) = [name for name, listens in tcp_sockets() if listens]
+    with ExitStack() as opened_here:
+        silent = opened_here.enter_context(socket.create_connection(address, harness.OPERATION))
+        wrong = opened_here.enter_context(socket.create_connection(address, harness.OPERATION))
+        wrong.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+        with suppress(ConnectionError):
+            while wrong.recv(1000):
+                pass
+        assert exchange(comm, [(3, 4)]) == (comm.rank in (3, 4))
+        assert silent.recv(1000)  # the challenge, and nothing else
+
+
+def test_strangers_at_the_port_of_a_rank_change_nothing():
+    with harness.world("0000111122", "nodes") as pool:
+        pool.run(meet_strangers, ())
