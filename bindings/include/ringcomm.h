@@ -379,11 +379,16 @@ typedef struct rc_network rc_network;
  * other network on their machines. */
 int rc_network_open(int rank, int size, const int* sockets, const char* name, double idle_timeout,
                     double resend_timeout, rc_network** network);
-/* The processes to which a connection is needed since the last call, at most as many as there are; the descriptor
- * `readable`, of the network, says when there are some. rc_network_connect gives it a connected socket, which it owns,
- * or -1: `failure` says why there is none, and the process is lost. */
-int rc_network_wanted(rc_network* network, int* readable, int* processes, int* count);
-int rc_network_connect(rc_network* network, int process, int socket, const char* failure);
+/* Which connections are needed since the last call, at most as many as there are processes: the one to a process
+ * (0 in `flows`), or a flow (1, 2, …): a further one for large data. The descriptor `readable`, of the network, says
+ * when there are some, or a flow has ended. rc_network_connect gives it a connected socket, which it owns, or -1:
+ * `failure` says why there is none, and without a connection the process is lost. */
+int rc_network_wanted(rc_network* network, int* readable, int* processes, int* flows, int* count);
+int rc_network_connect(rc_network* network, int process, int flow, int socket, const char* failure);
+/* From now on so many flows are needed to each process that gets, or sends, large data; there are never fewer. */
+int rc_network_want_flows(rc_network* network, int count);
+/* A flow that has ended since the last call while the rest goes on, and how many are left; else `process` is -1. */
+int rc_network_ended_flow(rc_network* network, int* process, int* left, char* reason, int reason_bytes);
 /* Waits until all that was sent has arrived at the other hosts: up to two seconds, five where that takes a connection.
  */
 int rc_network_flush(rc_network* network);

@@ -27,6 +27,8 @@ struct rc_ucx {
 
 namespace {
 
+constexpr int MAX_FLOWS = 64;  // to a peer
+
 HostLayout layout_of(int rank, int size, const int* hosts) {
     std::vector<int> numbers;
     for (int r = 0; r < size; ++r) {
@@ -99,32 +101,64 @@ int rc_network_open(int rank, int size, const int* sockets, const char* name, do
     });
 }
 
-int rc_network_wanted(rc_network* network, int* readable, int* processes, int* count) {
+int rc_network_wanted(rc_network* network, int* readable, int* processes, int* flows, int* count) {
     return guarded([&] {
         SocketLink& sockets = sockets_of(network);
         check_pointer("readable", readable);
         check_pointer("processes", processes);
+        check_pointer("flows", flows);
         check_pointer("count", count);
         const std::lock_guard lock(network->world->mutex);
-        const std::vector<int> wanted = sockets.take_wanted();
-        std::copy(wanted.begin(), wanted.end(), processes);
-        *count = int(wanted.size());
+        *count = 0;
+        for (const auto& [peer, flow] : sockets.take_wanted()) {
+            processes[*count] = peer;
+            flows[(*count)++] = flow;
+        }
         *readable = sockets.wanted_descriptor();
     });
 }
 
-int rc_network_connect(rc_network* network, int process, int socket, const char* failure) {
+int rc_network_connect(rc_network* network, int process, int flow, int socket, const char* failure) {
     return guarded([&] {
         SocketLink& sockets = sockets_of(network);
         check_rank("process", process, 0, sockets.size);
+        check_range("flow", flow, 0, INT32_MAX);
         const std::lock_guard lock(network->world->mutex);
         if (socket < 0) {
             check_pointer("failure", failure);
+            if (flow) return;  // what it would carry goes on without
             sockets.give_up(process, failure);
             network->world->progress();
+        } else if (flow) {
+            sockets.add_flow(process, socket);
         } else {
             sockets.begin(process, socket);
             network->world->connected(process);
+        }
+    });
+}
+
+int rc_network_want_flows(rc_network* network, int count) {
+    return guarded([&] {
+        SocketLink& sockets = sockets_of(network);
+        check_range("count", count, 0, MAX_FLOWS);
+        const std::lock_guard lock(network->world->mutex);
+        sockets.want_flows(count);
+    });
+}
+
+int rc_network_ended_flow(rc_network* network, int* process, int* left, char* reason, int reason_bytes) {
+    return guarded([&] {
+        SocketLink& sockets = sockets_of(network);
+        check_pointer("process", process);
+        check_pointer("left", left);
+        check_pointer("reason", reason);
+        const std::lock_guard lock(network->world->mutex);
+        *process = -1;
+        if (const auto ended = sockets.take_ended_flow()) {
+            *process = ended->peer;
+            *left = int(ended->left);
+            snprintf(reason, reason_bytes, "%s", ended->reason.c_str());
         }
     });
 }

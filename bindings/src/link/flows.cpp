@@ -80,7 +80,7 @@ bool Flows::write(size_t number) {
     while (Payload* const payload = flow.fd >= 0 && moved < PIECE ? next(flow) : nullptr) {
         constexpr size_t HEAD = sizeof(Header);
         const size_t head = HEAD - std::min(flow.sent, HEAD), at = flow.sent + head - HEAD;
-        iovec parts[]{{reinterpret_cast<std::byte*>(const_cast<Header*>(&payload->header)) + HEAD - head, head},
+        iovec parts[]{{reinterpret_cast<std::byte*>(&payload->header) + HEAD - head, head},
                       {const_cast<std::byte*>(payload->data) + at, std::min(payload->header.bytes - at, PIECE)}};
         msghdr message{};
         message.msg_iov = parts;
@@ -123,22 +123,23 @@ bool Flows::waits_for_header(size_t number) const {
 
 // Finds the receive of a payload whose header has come; returns false where there is none yet.
 bool Flows::begin(Flow& flow) {
-    const auto [number, bytes] = flow.header;
+    const auto [number, bytes, attempt] = flow.header;
     if (number >= announced_) return false;
+    flow.arriving = std::make_shared<Receive>(Receive::OF_DROPPED, nullptr, bytes);
+    flow.held = 0;
     const auto found = expected_.find(number);
-    if (found == expected_.end()) {  // it has come over a flow that has ended since
-        flow.arriving = std::make_shared<Receive>(Receive::OF_DROPPED, nullptr, bytes);
-    } else if (found->second->bytes != bytes) {
+    if (found == expected_.end()) return true;  // it has come over a flow that has ended since
+    if (found->second->bytes != bytes) {
         end(flow, "sent another length than was announced");
         return false;
-    } else {
-        for (Flow& other : flows_) {
-            if (other.arriving == found->second) end(other, "the peer has taken another one");
-        }
-        flow.arriving = found->second;
-        flow.arriving->arrived = 0;
     }
-    flow.held = 0;
+    for (Flow& other : flows_) {
+        if (other.arriving != found->second) continue;
+        if (other.header.attempt > attempt) return true;
+        end(other, "the peer has taken another one");
+    }
+    flow.arriving = found->second;
+    flow.arriving->arrived = 0;
     return true;
 }
 
@@ -198,6 +199,7 @@ void Flows::end(Flow& flow, const std::string& reason) {
         if (payload->acknowledged) {
             remove(*payload);
         } else {
+            ++payload->header.attempt;
             queue_.push_back(payload);
         }
     }

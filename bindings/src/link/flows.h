@@ -62,16 +62,17 @@ public:
 
 private:
     struct Header {
-        uint64_t number, bytes;
+        uint64_t number;
+        uint32_t bytes, attempt;  // the later of two that carry a payload counts
     };
     struct Flow;
 
     struct Payload final : Operation {
         Payload(uint64_t number, const std::byte* data, size_t bytes, LinkTransfer* transfer)
-            : Operation(transfer), header{number, bytes}, data(data) {}
+            : Operation(transfer), header{number, uint32_t(bytes), 0}, data(data) {}
         void release_memory() override;
 
-        const Header header;
+        Header header;
         const std::byte* data;
         std::unique_ptr<std::byte[]> copy;
         const Flow* flow = nullptr;  // which carries it

@@ -49,6 +49,7 @@ struct SocketLink::Peer : Connection {
     uint32_t watched = EPOLLIN;
     std::vector<uint32_t> watched_flows;
     bool wanted = false;
+    int wanted_flows = 0;
 };
 
 SocketLink::SocketLink(int rank, int size, std::span<const int> sockets, const std::string& name, double idle_timeout,
@@ -81,23 +82,15 @@ void SocketLink::configure(int fd, Source source) const {
     if (epoll_ctl(epoll_.fd, EPOLL_CTL_ADD, fd, &event)) throw_errno("epoll_ctl");
 }
 
-void SocketLink::add_flow(int number, int fd) {
-    Peer& peer = peers_[number];
-    Descriptor flow(fd);
-    if (!peer.open()) return;
-    configure(fd, {number, int(peer.flows().size())});
-    peer.flows().add(std::exchange(flow.fd, -1));
-    peer.watched_flows.push_back(EPOLLIN);
-    most_flows_ = std::max(most_flows_, peer.flows().size());
-}
-
 void SocketLink::send(int peer, uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer& transfer) {
+    want_flows(peers_[peer], bytes);
     peers_[peer].send(tag, data, bytes, transfer);
     if (!transfer.ended()) write_flows(peers_[peer]);
     attend(peers_[peer]);
 }
 
 void SocketLink::receive(int peer, uint64_t tag, std::byte* data, size_t bytes, LinkTransfer& transfer) {
+    want_flows(peers_[peer], bytes);
     peers_[peer].receive(tag, data, bytes, transfer);
     attend(peers_[peer]);
 }
@@ -193,8 +186,18 @@ bool SocketLink::connected(int peer) const { return peers_[peer].open(); }
 
 void SocketLink::connect(int peer) {
     if (!peers_[peer].awaits_socket() || std::exchange(peers_[peer].wanted, true)) return;
-    wanted_.push_back(peer);
+    want({peer, 0});
+}
+
+void SocketLink::want(Wanted connection) {
+    wanted_.push_back(connection);
     eventfd_write(wanted_event_.fd, 1);
+}
+
+// Both ends of a transfer come here; the higher rank connects.
+void SocketLink::want_flows(Peer& peer, size_t bytes) {
+    if (bytes < Flows::LEAST_BYTES || rank < peer.rank || !peer.open()) return;
+    while (peer.wanted_flows < flows_) want({peer.rank, ++peer.wanted_flows});
 }
 
 bool SocketLink::connecting() const {
@@ -202,10 +205,14 @@ bool SocketLink::connecting() const {
     return std::any_of(peers_.begin(), peers_.end(), waits);
 }
 
-std::vector<int> SocketLink::take_wanted() {
+std::vector<SocketLink::Wanted> SocketLink::take_wanted() {
     eventfd_t events;
     eventfd_read(wanted_event_.fd, &events);
-    return std::exchange(wanted_, {});
+    const size_t number = std::min(wanted_.size(), size_t(size));
+    std::vector<Wanted> taken(wanted_.begin(), wanted_.begin() + number);
+    wanted_.erase(wanted_.begin(), wanted_.begin() + number);
+    if (!wanted_.empty()) eventfd_write(wanted_event_.fd, 1);
+    return taken;
 }
 
 void SocketLink::begin(int number, int socket) {
@@ -222,6 +229,23 @@ void SocketLink::begin(int number, int socket) {
     }
     peer.write();
     attend(peer);
+}
+
+void SocketLink::add_flow(int number, int socket) {
+    Peer& peer = peers_[number];
+    Descriptor flow(socket);
+    if (!peer.open()) return;
+    configure(socket, {number, int(peer.flows().size())});
+    peer.flows().add(std::exchange(flow.fd, -1));
+    peer.watched_flows.push_back(EPOLLIN);
+    most_flows_ = std::max(most_flows_, peer.flows().size());
+}
+
+std::optional<SocketLink::EndedFlow> SocketLink::take_ended_flow() {
+    if (ended_flows_.empty()) return {};
+    const EndedFlow ended = ended_flows_.front();
+    ended_flows_.pop_front();
+    return ended;
 }
 
 void SocketLink::give_up(int peer, const std::string& reason) {
@@ -263,9 +287,19 @@ bool SocketLink::poll(LinkEvents& events) {
     if (const auto now = Clock::now(); now >= next_check_) {
         next_check_ = now + CHECK_INTERVAL;
         if (host_.clear()) wake();  // for a thread that sleeps
-        for (Peer& peer : peers_) peer.lose_if_silent(idle_timeout_, resend_timeout_);
+        for (Peer& peer : peers_) {
+            peer.lose_if_silent(idle_timeout_, resend_timeout_);
+            if (peer.open()) report_ended_flows(peer);  // else they have ended with their peer
+        }
     }
     return moved;
+}
+
+void SocketLink::report_ended_flows(Peer& peer) {
+    for (const std::string& reason : peer.flows().take_ended()) {
+        ended_flows_.push_back({peer.rank, peer.flows().open(), reason});
+        eventfd_write(wanted_event_.fd, 1);
+    }
 }
 
 // Tells epoll what to wait for.

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "link/connection.h"
@@ -20,9 +22,6 @@ public:
     SocketLink(int rank, int size, std::span<const int> sockets, const std::string& name, double idle_timeout,
                double resend_timeout);
     ~SocketLink() override;
-
-    // A further connection to a peer, for large payloads. Owns the socket.
-    void add_flow(int peer, int socket);
 
     void send(int peer, uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer& transfer) override;
     void receive(int peer, uint64_t tag, std::byte* data, size_t bytes, LinkTransfer& transfer) override;
@@ -42,12 +41,24 @@ public:
     bool flushed() const override;
     void after_fork() override;
 
-    // Connections are made elsewhere: the peers to which one is wanted since the last call, a descriptor that is
-    // readable when there are some, and what has become of it.
-    std::vector<int> take_wanted();
+    // Connections are made elsewhere: what is wanted since the last call, at most as much as there are peers; a
+    // descriptor that is readable when something is, or a flow has ended; and what has become of it.
+    struct Wanted {
+        int peer, flow;  // 0: none of the flows, but the connection of the pair
+    };
+    std::vector<Wanted> take_wanted();
     int wanted_descriptor() const { return wanted_event_.fd; }
-    void begin(int peer, int socket);  // owns it
+    void begin(int peer, int socket);     // owns it
+    void add_flow(int peer, int socket);  // owns it
     void give_up(int peer, const std::string& reason);
+    // So many flows are wanted to each peer to which, or from which, large data goes.
+    void want_flows(int count) { flows_ = std::max(flows_, count); }
+    struct EndedFlow {
+        int peer;
+        size_t left;
+        std::string reason;
+    };
+    std::optional<EndedFlow> take_ended_flow();
 
 private:
     using Clock = std::chrono::steady_clock;
@@ -68,15 +79,20 @@ private:
     bool write_flows(Peer& peer);
     bool read(Peer& peer, LinkEvents& events);
     bool poll(LinkEvents& events);
+    void want(Wanted connection);
+    void want_flows(Peer& peer, size_t bytes);
+    void report_ended_flows(Peer& peer);
     void watch(Peer& peer);
 
     const double idle_timeout_, resend_timeout_;
     std::deque<Peer> peers_;
-    Descriptor epoll_;               // every socket; for what its connection can do
-    Descriptor wake_up_;             // readable after wake()
-    WakeUp host_;                    // after wake_peer() of others
-    Descriptor wanted_event_;        // readable while wanted_ holds peers
-    std::vector<int> wanted_;        // to connect to
+    Descriptor epoll_;         // every socket; for what its connection can do
+    Descriptor wake_up_;       // readable after wake()
+    WakeUp host_;              // after wake_peer() of others
+    Descriptor wanted_event_;  // readable while wanted_ holds peers
+    std::vector<Wanted> wanted_;
+    std::deque<EndedFlow> ended_flows_;
+    int flows_ = 0;                  // wanted to each peer
     std::vector<Peer*> active_;      // with something to send or to receive, and maybe some that had
     std::vector<Connection*> lost_;  // not yet reported
     size_t most_flows_ = 0;          // of a peer

@@ -50,18 +50,19 @@ enum class Connected { AT_FIRST, WHEN_NEEDED };
 inline void connect_when_needed(std::vector<NetworkRank>& ranks, const std::atomic<bool>& stops) {
     const int size = int(ranks.size());
     std::vector<std::vector<bool>> done(size, std::vector<bool>(size));
-    std::vector<int> needed(size);
+    std::vector<int> needed(size), flows(size);
+    for (NetworkRank& rank : ranks) DO(rc_network_want_flows(rank.network, 2));
     while (!stops) {
         for (int r = 0; r < size; ++r) {
             int readable, count;
-            DO(rc_network_wanted(ranks[r].network, &readable, needed.data(), &count));
+            DO(rc_network_wanted(ranks[r].network, &readable, needed.data(), flows.data(), &count));
             for (int i = 0; i < count; ++i) {
                 const int peer = needed[i];
-                if (done[r][peer]) continue;
+                if (done[r][peer] && !flows[i]) continue;
                 const auto [mine, theirs] = connected();
                 done[r][peer] = done[peer][r] = true;
-                DO(rc_network_connect(ranks[r].network, peer, mine, nullptr));
-                DO(rc_network_connect(ranks[peer].network, r, theirs, nullptr));
+                DO(rc_network_connect(ranks[r].network, peer, flows[i], mine, nullptr));
+                DO(rc_network_connect(ranks[peer].network, r, flows[i], theirs, nullptr));
             }
         }
         std::this_thread::yield();

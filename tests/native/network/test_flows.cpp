@@ -86,7 +86,7 @@ void an_idle_pair_continues_without() {
 
 // Nobody sends such on a flow.
 void garbage() {
-    for (const uint64_t bytes : {uint64_t{5}, UINT64_MAX}) {
+    for (const uint64_t bytes : {uint64_t{5}, uint64_t{UINT32_MAX}}) {
         const auto pair = connected(), flow = connected(), other = connected();
         Rank rank(0, 2, {-1, pair.first});
         rank.link.add_flow(1, flow.first);
