@@ -22,6 +22,8 @@ from ringcomm.machine import tuning
 __all__ = ["measure", "pairs_by_kinds", "tune_network"]
 
 STREAMS = (1 << 20, 8 << 20, 64 << 20)  # bytes; the algorithms differ most below the first
+FLOWS = (2, 4, 8)  # at each address, beside the first
+FASTER = 0.9  # of the time of a byte, or more flows are not worth it
 CLEAR = 4  # latencies that a stream takes at least: the bandwidth is told from what is left of it
 ROUND_SECONDS = 0.01
 LEAST_CALLS, MOST_CALLS = 5, 500  # of a round
@@ -45,8 +47,17 @@ def tune_network(comm: Communicator, path: Path, rounds: int) -> int:
                 return ERROR
             text = f"{STREAMS[-1] >> 20} MiB take hardly longer than one byte between {' and '.join(kinds)}"
             raise RingcommError(f"the machines are too busy to measure their network: {text}; {path} is unchanged")
-        latency, byte_time = cost
+        flows, (latency, byte_time) = 1, cost
+        for more in FLOWS:
+            if not comm._transport.use_flows(more):
+                break
+            cost = measure(comm, between, rounds)
+            if cost is None or cost[1] > FASTER * byte_time:
+                break
+            flows, byte_time = more, cost[1]
         settings = {"link_latency": rounded(latency * 1e6), "link_bandwidth": rounded(1e-9 / byte_time)}
+        if flows > 1:
+            settings[tuning.FLOWS] = flows
         name = tuning.link_name(kinds, link)
         if comm.rank == 0:
             print(f"{name}: {settings['link_latency']:g} µs, {settings['link_bandwidth']:g} GB/s", flush=True)
