@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from ringcomm.bootstrap.place import UNIX, Place, is_between_hosts
-from ringcomm.bootstrap.session import ALL
+from ringcomm.bootstrap.session import Contribution
 from ringcomm.bootstrap.start_errors import rank_in_job
 from ringcomm.bootstrap.wire import tcp, unix
 from ringcomm.bootstrap.wire.framing import (
@@ -110,19 +110,10 @@ class Client:
         answer = self.ask("get", key=key, wait=False)
         return answer.payload if answer.kind == "value" else None
 
-    def all_gather(
-        self,
-        name: str,
-        rank: int,
-        size: int,
-        fact: bytes,
-        timeout: float,
-        meanwhile: Meanwhile = None,
-        reads: str = ALL,
-    ) -> bytes | list[int]:
+    def all_gather(self, given: Contribution, timeout: float, meanwhile: Meanwhile = None) -> bytes | list[int]:
         """See Store."""
-        what = {"key": name, "size": size, "reads": reads}
-        number = self.put("all_gather", fact, rank=rank, **what)
+        what = {"key": given.name, "size": given.size, "reads": given.reads}
+        number = self.put("all_gather", given.fact, rank=given.rank, **what)
         answer = self._await(number, timeout, meanwhile) or self.ask("missing", **what)
         return answer.payload if answer.kind == "value" else list(answer.fields["ranks"])
 

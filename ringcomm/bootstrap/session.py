@@ -30,6 +30,7 @@ __all__ = [
     "NODES",
     "SHRINK",
     "BaseSession",
+    "Contribution",
     "Peer",
     "Present",
     "Refused",
@@ -49,6 +50,16 @@ ALL, FIRST = "all", "first"
 
 Peer = Hashable
 Replies = list[tuple[Peer, bytes]]
+
+
+class Contribution(NamedTuple):
+    """What a rank gives to one all_gather of a start, whose `name` no other has, and what it `reads` there."""
+
+    name: str
+    rank: int
+    size: int  # how many ranks give
+    fact: bytes  # in JSON
+    reads: str = ALL
 
 
 class Refused(Exception):
@@ -209,15 +220,17 @@ class Start(BaseSession):
         if self.failure and not self.has(name):
             return [(peer, encode_failure(self.failure, id=number))]
         if message.kind == "all_gather":
-            replies = self.all_gather(peer, name, int(message.fields["rank"]), size, message.payload, reads)
+            rank = int(message.fields["rank"])
+            replies = self.all_gather(peer, Contribution(name, rank, size, message.payload, reads))
         elif not self.has(name):
             self._answer(peer)
             given = self._gathers[name].facts if name in self._gathers else {}
             return [(peer, encode("missing", id=number, ranks=sorted({*range(size)} - given.keys())))]
         return [*replies, *self._get(peer, _list_key(name, reads), number, waits=True)]
 
-    def all_gather(self, peer: Peer, name: str, rank: int, size: int, fact: bytes, reads: str = ALL) -> Replies:
-        """Note a fact, in JSON; once all `size` have come, the lists that are read are values."""
+    def all_gather(self, peer: Peer, given: Contribution) -> Replies:
+        """Note a fact; once all have come, the lists that are read are values."""
+        name, rank, size, fact, reads = given
         if self.has(name):
             return []
         gather = self._gathers.get(name) or _AllGather(size, {}, {}, {})

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from ringcomm.bootstrap.client import SLICE, Client, Endpoint, Meanwhile, find_endpoint
 from ringcomm.bootstrap.place import Place, host_id
 from ringcomm.bootstrap.server import Server, serving
-from ringcomm.bootstrap.session import ALL, CONNECTED, FIRST, Start, lists_of
+from ringcomm.bootstrap.session import ALL, CONNECTED, FIRST, Contribution, Start, lists_of
 from ringcomm.bootstrap.start_errors import missing_ranks, rank_in_job
 from ringcomm.bootstrap.wire.unix import UnixGate, user_address
 from ringcomm.errors import Aborted, RingcommError, decode_error, encode_error
@@ -56,21 +56,11 @@ class Store(Protocol):
     @property
     def place(self) -> Place | None: ...
 
-    def all_gather(
-        self,
-        name: str,
-        rank: int,
-        size: int,
-        fact: bytes,
-        timeout: float,
-        meanwhile: Meanwhile = None,
-        reads: str = ALL,
-    ) -> bytes | list[int]:
-        """Give a fact, in JSON; once all `size` ranks have, return the list of those that this one reads, by rank.
+    def all_gather(self, given: Contribution, timeout: float, meanwhile: Meanwhile = None) -> bytes | list[int]:
+        """Give a fact; once all ranks have, return the list of those that this one reads, by rank.
 
-        `reads`: see session.ALL. If some ranks have not come within `timeout` seconds, return the missing ones. `name`
-        is for this exchange alone. Raises the error of `abort` as soon as any rank has called it, unless all facts have
-        come before.
+        If some ranks have not come within `timeout` seconds, return the missing ones. Raises the error of `abort` as
+        soon as any rank has called it, unless all facts have come before.
         """
 
     def abort(self, error: RingcommError) -> None:
@@ -94,16 +84,8 @@ class HashStore:
         self._failure = b""
         self._changed = threading.Condition()
 
-    def all_gather(
-        self,
-        name: str,
-        rank: int,
-        size: int,
-        fact: bytes,
-        timeout: float,
-        meanwhile: Meanwhile = None,
-        reads: str = ALL,
-    ) -> bytes | list[int]:
+    def all_gather(self, given: Contribution, timeout: float, meanwhile: Meanwhile = None) -> bytes | list[int]:
+        name, rank, size, fact, reads = given
         deadline, facts = time.monotonic() + timeout, self._facts.setdefault(name, {})
         self._reads.setdefault(name, {})[rank] = reads
         while True:
@@ -142,8 +124,9 @@ def all_gather_facts(
     meanwhile: Meanwhile = None,
     reads: str = ALL,
 ) -> list[Any]:
-    """Return the facts that this rank reads: see Store.all_gather. Raises CollectiveTimeout naming the missing ones."""
-    gathered = store.all_gather(name, rank, size, json.dumps(fact).encode(), timeout, meanwhile, reads)
+    """Return the facts that this rank reads: see Contribution. Raises CollectiveTimeout naming the missing ones."""
+    given = Contribution(name, rank, size, json.dumps(fact).encode(), reads)
+    gathered = store.all_gather(given, timeout, meanwhile)
     if isinstance(gathered, list):
         raise missing_ranks(gathered, size, timeout, members=store.members)
     try:
@@ -173,9 +156,8 @@ def await_connected(store: Store, rank: int, size: int, timeout: float) -> None:
         all_gather_facts(store, CONNECTED, rank, size, None, timeout, reads=FIRST)
     except RingcommError as error:
         store.abort(error)
-        store.all_gather(
-            CONNECTED, rank, size, b"null", 0.0, reads=FIRST
-        )  # raises the failure, unless it came too late
+        given = Contribution(CONNECTED, rank, size, b"null", FIRST)
+        store.all_gather(given, 0.0)  # raises the failure, unless it came too late
 
 
 @contextmanager

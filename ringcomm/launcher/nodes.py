@@ -21,7 +21,7 @@ from ringcomm.bootstrap.client import Client, find_endpoint
 from ringcomm.bootstrap.member_store import MemberStore
 from ringcomm.bootstrap.place import MAX_SIZE, Place
 from ringcomm.bootstrap.server import Server, serving
-from ringcomm.bootstrap.session import ALL, NODES, Peer, Refused, Replies, Start
+from ringcomm.bootstrap.session import ALL, NODES, Contribution, Peer, Refused, Replies, Start
 from ringcomm.bootstrap.start_errors import format_ranks, missing_ranks
 from ringcomm.bootstrap.store import LATE
 from ringcomm.bootstrap.wire.framing import Frame
@@ -84,7 +84,7 @@ class _Launchers(Start):
         text = f"the launcher of node {lost.rank} ({lost.process}) {how}"
         if self._elastic and self._membership.connected:
             log.warning("%s; the others continue without it", text)
-            return self.all_gather(peer, ENDED, lost.rank, self.size, b"null")
+            return self.all_gather(peer, Contribution(ENDED, lost.rank, self.size, b"null"))
         self.fail(PeerLost(text))
         return []
 
@@ -176,11 +176,12 @@ def _find_first_place(store: Client, options: NodeOptions, ranks: int) -> Place:
     """Return the place of the first rank of this node, once all nodes have said how many ranks they have."""
     mine = {"host": _host(), "version": VERSION, "ranks": ranks, "elastic": options.elastic}
     mine["job"] = secrets.token_hex(16)  # that of node 0 counts
-    me, waited = (options.rank, options.count, json.dumps(mine).encode()), min(WARN_AFTER, options.timeout)
-    gathered = store.all_gather(PLACES, *me, waited)
+    given = Contribution(PLACES, options.rank, options.count, json.dumps(mine).encode())
+    waited = min(WARN_AFTER, options.timeout)
+    gathered = store.all_gather(given, waited)
     if isinstance(gathered, list) and waited < options.timeout:
         _warn(options, missing_ranks(gathered, options.count, waited, "node"))
-        gathered = store.all_gather(PLACES, *me, options.timeout - waited)
+        gathered = store.all_gather(given, options.timeout - waited)
     if isinstance(gathered, list):
         raise missing_ranks(gathered, options.count, options.timeout, "node")
     nodes = json.loads(gathered)

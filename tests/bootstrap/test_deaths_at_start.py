@@ -17,6 +17,7 @@ from harness import pools
 from harness.failures import PROMPT, until
 from ringcomm.bootstrap import descriptor_exchange
 from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.session import Contribution
 from ringcomm.bootstrap.store import job_store
 from ringcomm.config import Config
 from ringcomm.errors import PeerLost
@@ -60,7 +61,7 @@ def run_rank(connection, job, rank, victim, moment):
     started = time.monotonic()
     try:
         with job_store(place, TIMEOUT) as store:
-            store.all_gather("here", rank, SIZE, b"", TIMEOUT)
+            store.all_gather(Contribution("here", rank, SIZE, b""), TIMEOUT)
             started = time.monotonic()
             if rank == victim:
                 MOMENTS[moment]()

@@ -21,6 +21,7 @@ from ringcomm import ArgumentError, CollectiveTimeout, MemoryShortage, PeerLost,
 from ringcomm.bootstrap import descriptor_exchange as module
 from ringcomm.bootstrap.descriptor_exchange import exchange_descriptors
 from ringcomm.bootstrap.place import Place
+from ringcomm.bootstrap.session import Contribution
 from ringcomm.bootstrap.store import HashStore, job_store
 from ringcomm.bootstrap.wire import peers, unix
 
@@ -178,7 +179,7 @@ def test_untrusted_peers_are_refused_and_do_not_block_startup(caplog, monkeypatc
         server = pool.submit(join, store, 0, 2)
         # Rank 1 has said hello, and does not connect yet: rank 0 serves.
         hello = json.dumps({"hello": {"name": "rank 1"}}).encode()
-        address = json.loads(store.all_gather(module.HELLO, 1, 2, hello, 20))[0]["address"]
+        address = json.loads(store.all_gather(Contribution(module.HELLO, 1, 2, hello), 20))[0]["address"]
 
         def connect():
             return stack.enter_context(unix.connect(address, 20, unix.DescriptorSocket))
@@ -199,7 +200,7 @@ def test_untrusted_peers_are_refused_and_do_not_block_startup(caplog, monkeypatc
 def test_two_processes_with_one_rank_fail_startup_on_all():
     store = HashStore()
     hello = json.dumps({"hello": {"name": "rank 2"}}).encode()
-    store.all_gather(module.HELLO, 2, 3, hello, 0.0)  # rank 2 does not connect
+    store.all_gather(Contribution(module.HELLO, 2, 3, hello), 0.0)  # rank 2 does not connect
     with ThreadPoolExecutor() as pool:
         for outcome in [pool.submit(join, store, rank, 3) for rank in (0, 1, 1)]:
             with pytest.raises(ArgumentError, match=f"processes {os.getpid()} and {os.getpid()} both joined as rank 1"):

@@ -7,6 +7,7 @@ import pytest
 
 from ringcomm import ArgumentError
 from ringcomm.bootstrap.place import Place, find_place
+from ringcomm.bootstrap.session import Contribution
 from ringcomm.bootstrap.store import job_store
 
 OURS = {"RINGCOMM_RANK": "1", "RINGCOMM_SIZE": "4", "RINGCOMM_JOB": "j", "RINGCOMM_JOB_SECRET": "secret"}
@@ -160,7 +161,7 @@ def test_a_job_name_may_be_any_bytes():
 
     def exchange(place):
         with job_store(place, 20) as store:
-            return store.all_gather("here", place.rank, 2, b"%d" % place.rank, 20)
+            return store.all_gather(Contribution("here", place.rank, 2, b"%d" % place.rank), 20)
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(exchange, places)) == [b"[0,1]"] * 2

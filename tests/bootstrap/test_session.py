@@ -4,7 +4,7 @@ import pytest
 
 from ringcomm import PeerLost
 from ringcomm.bootstrap.member_store import MemberStore
-from ringcomm.bootstrap.session import ALL, FIRST, Refused, Start
+from ringcomm.bootstrap.session import ALL, FIRST, Contribution, Refused, Start
 from ringcomm.bootstrap.shrink import Shrink
 from ringcomm.bootstrap.wire.framing import Frame, decode, failure_of
 
@@ -274,10 +274,10 @@ def test_who_does_not_come_in_time_is_left_out_and_ended():
 
 def test_a_fact_of_another_size_or_by_another_member_is_refused_and_the_others_stay():
     start = Start(3)
-    assert start.all_gather("a", "facts", 2, 3, b"2") == []
+    assert start.all_gather("a", Contribution("facts", 2, 3, b"2")) == []
     for peer, rank, size in (("b", 0, 2), ("b", 2, 3), ("b", 3, 3), ("b", -1, 3)):
         with pytest.raises(ValueError, match="facts"):
-            start.all_gather(peer, "facts", rank, size, b"9")
-    start.all_gather("b", "facts", 0, 3, b"0")
-    start.all_gather("c", "facts", 1, 3, b"1")
+            start.all_gather(peer, Contribution("facts", rank, size, b"9"))
+    start.all_gather("b", Contribution("facts", 0, 3, b"0"))
+    start.all_gather("c", Contribution("facts", 1, 3, b"1"))
     assert start.has("facts")

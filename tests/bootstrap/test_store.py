@@ -22,7 +22,7 @@ from ringcomm.bootstrap import server
 from ringcomm.bootstrap import store as store_module
 from ringcomm.bootstrap.client import Client, find_endpoint
 from ringcomm.bootstrap.place import Place
-from ringcomm.bootstrap.session import ALL, Start
+from ringcomm.bootstrap.session import ALL, Contribution, Start
 from ringcomm.bootstrap.store import (
     HashStore,
     all_gather_facts,
@@ -133,7 +133,7 @@ def stores(request, job):
 def test_all_ranks_get_what_each_gives(job, size):
     def rank(number):
         with join(job, number, size) as store:
-            return store.all_gather("values", number, size, bytes([number]) + b"\0tail", 20)
+            return store.all_gather(Contribution("values", number, size, bytes([number]) + b"\0tail"), 20)
 
     with ThreadPoolExecutor(size) as pool:
         # Backwards, so that the others join before rank 0 listens.
@@ -145,12 +145,13 @@ def test_all_ranks_get_what_each_gives(job, size):
 def test_the_last_rank_wakes_those_that_wait(stores, length):
     value = os.urandom(length)
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(stores[0].all_gather, "values", 0, 2, b"0", 20)
-        assert stores[1].all_gather("values", 1, 2, value, 20) == waiting.result() == b"[0," + value + b"]"
+        waiting = pool.submit(stores[0].all_gather, Contribution("values", 0, 2, b"0"), 20)
+        gathered = stores[1].all_gather(Contribution("values", 1, 2, value), 20)
+        assert gathered == waiting.result() == b"[0," + value + b"]"
 
 
 def test_the_ranks_whose_values_have_not_come_are_told(stores):
-    assert stores[1].all_gather("values", 1, 2, b"1", 0.05) == [0]
+    assert stores[1].all_gather(Contribution("values", 1, 2, b"1"), 0.05) == [0]
 
 
 class Failing:
@@ -220,12 +221,12 @@ def test_abort_reaches_waiting_ranks_and_the_first_error_wins(stores):
     store, other = stores
     store.check()
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(store.all_gather, "values", 0, 2, b"0", 20)
+        waiting = pool.submit(store.all_gather, Contribution("values", 0, 2, b"0"), 20)
         other.abort(SHORTAGE)
         other.abort(PeerLost("a consequence"))
         check_shortage(waiting.result)
-    check_shortage(other.all_gather, "values", 1, 2, b"1", 20)
-    check_shortage(other.all_gather, "alone", 0, 1, b"1", 20)
+    check_shortage(other.all_gather, Contribution("values", 1, 2, b"1"), 20)
+    check_shortage(other.all_gather, Contribution("alone", 0, 1, b"1"), 20)
     check_shortage(store.check)
 
 
@@ -289,7 +290,7 @@ def test_rank_0_gets_a_failure_at_once_though_another_rank_is_stopped(job):
 
 def test_a_job_of_one_rank_opens_no_socket(job):
     with open_store(Place(0, 1, job), 1) as store:
-        assert store.all_gather("values", 0, 1, b"0", 1) == b"[0]"
+        assert store.all_gather(Contribution("values", 0, 1, b"0"), 1) == b"[0]"
     assert job not in Path("/proc/net/unix").read_text()
 
 
@@ -504,7 +505,7 @@ def test_all_attributes_of_an_error_arrive_and_a_long_text_is_cut_with_a_sentenc
     ranks = [*range(20_000)]
     stores[0].abort(CollectiveTimeout("timed out: " + 100_000 * "x", got=ranks))
     with pytest.raises(CollectiveTimeout) as caught:
-        stores[1].all_gather("values", 1, 2, b"", 20)
+        stores[1].all_gather(Contribution("values", 1, 2, b""), 20)
     assert caught.value.got == ranks
     assert str(caught.value).startswith("timed out: xxx")
     assert str(caught.value).endswith("xxx … (this text was cut)")
@@ -533,7 +534,7 @@ def test_the_second_startup_of_a_job_has_its_own_store(job, monkeypatch):
     monkeypatch.setattr("ringcomm.bootstrap.store._starts", itertools.count())
     for number in range(2):
         with open_store(Place(0, 2, job), 20) as store, join(f"{job}#{number}", 1, 2) as other:
-            store.all_gather("key", 0, 1, b"%d" % number, 20)
+            store.all_gather(Contribution("key", 0, 1, b"%d" % number), 20)
             assert other.find("key", 20) == b"%d" % number
 
 

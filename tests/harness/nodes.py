@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from harness import pools
 from ringcomm.bootstrap.client import Client
 from ringcomm.bootstrap.server import Server
+from ringcomm.bootstrap.session import Contribution
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.bootstrap.wire.tcp import TcpGate
 
@@ -45,7 +46,7 @@ class StartClient(Client):
     """A rank in the store of a start, in which one rank alone gives each value."""
 
     def set(self, key, value):
-        self.all_gather(key, 0, 1, value, 20)
+        self.all_gather(Contribution(key, 0, 1, value), 20)
 
     def find(self, key, *how):
         value = super().find(key, *how)

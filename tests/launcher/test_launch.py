@@ -491,11 +491,12 @@ def test_an_interrupt_ends_a_startup_that_waits_for_a_rank(script):
     process = script(
         r"""
         launch_module = sys.modules["ringcomm.launcher.launch"]
+        from ringcomm.bootstrap.session import Contribution
         connect = launch_module.connect
         def stay_away(rank, size, store, config):
             if rank == 1:
                 os.write(1, b"here\n")
-                store.all_gather("never complete", rank, 4, b"", 100)
+                store.all_gather(Contribution("never complete", rank, 4, b""), 100)
             return connect(rank, size, store, config)
         if __name__ == "__main__":
             launch_module.connect = stay_away

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringcomm.bootstrap.client import Meanwhile
-from ringcomm.bootstrap.session import ALL, FIRST
+from ringcomm.bootstrap.session import ALL, FIRST, Contribution
 from ringcomm.bootstrap.start_errors import lost_in_start, missing_ranks, rank_in_job
 from ringcomm.bootstrap.store import Store
 from ringcomm.errors import CollectiveTimeout, PeerLost, RingcommError
@@ -25,17 +25,8 @@ class HostStore:
         self.members: Sequence[int] = [rank_in_job(store.members, rank) for rank in here]
         self.server, self.place = store.server, store.place
 
-    def all_gather(
-        self,
-        name: str,
-        rank: int,
-        size: int,
-        fact: bytes,
-        timeout: float,
-        meanwhile: Meanwhile = None,
-        reads: str = ALL,
-    ) -> bytes | list[int]:
-        return self._store.all_gather(f"host {self._first}/{name}", rank, size, fact, timeout, meanwhile, reads)
+    def all_gather(self, given: Contribution, timeout: float, meanwhile: Meanwhile = None) -> bytes | list[int]:
+        return self._store.all_gather(given._replace(name=f"host {self._first}/{given.name}"), timeout, meanwhile)
 
     def abort(self, error: RingcommError) -> None:
         self._store.abort(error)
@@ -52,19 +43,10 @@ class SharingStore:
         self.server, self.members, self.place = store.server, store.members, store.place
         self.abort, self.check = store.abort, store.check
 
-    def all_gather(
-        self,
-        name: str,
-        rank: int,
-        size: int,
-        fact: bytes,
-        timeout: float,
-        meanwhile: Meanwhile = None,
-        reads: str = ALL,
-    ) -> bytes | list[int]:
-        shares = reads == ALL
-        wanted = FIRST if shares and self._local.rank else reads
-        gathered = self._store.all_gather(name, rank, size, fact, timeout, meanwhile, wanted)
+    def all_gather(self, given: Contribution, timeout: float, meanwhile: Meanwhile = None) -> bytes | list[int]:
+        shares = given.reads == ALL
+        wanted = FIRST if shares and self._local.rank else given.reads
+        gathered = self._store.all_gather(given._replace(reads=wanted), timeout, meanwhile)
         return gathered if isinstance(gathered, list) or not shares else self._share(gathered, timeout)
 
     def share(self, facts: Any, timeout: float) -> Any:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ringcomm import CollectiveTimeout, PeerLost
-from ringcomm.bootstrap.session import FIRST
+from ringcomm.bootstrap.session import FIRST, Contribution
 from ringcomm.bootstrap.store import HashStore
 from ringcomm.transports.network.host_stores import SharingStore
 
@@ -49,5 +49,5 @@ def test_the_reason_of_another_rank_comes_first():
 
 def test_only_what_all_have_told_is_shared():
     store = SharingStore(HashStore(), 2, Local(AssertionError("nothing to share")), [0, 1])
-    store.all_gather("facts", 0, 2, b"0", 0.0, None, FIRST)
-    assert json.loads(store.all_gather("facts", 1, 2, b"1", 20, None, FIRST)) == [0]
+    store.all_gather(Contribution("facts", 0, 2, b"0", FIRST), 0.0)
+    assert json.loads(store.all_gather(Contribution("facts", 1, 2, b"1", FIRST), 20)) == [0]

@@ -15,6 +15,7 @@ import pytest
 
 from harness.failures import until
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout
+from ringcomm.bootstrap.session import Contribution
 from ringcomm.bootstrap.store import HashStore
 from ringcomm.bootstrap.wire import tcp
 from ringcomm.bootstrap.wire.framing import MessageSocket
@@ -200,7 +201,7 @@ def test_a_rank_may_connect_again(store, pool):
     early = start(pool, store, [0], 3)
     with talk(connect(store, 0), secret_of(0), rank=1) as first:
         assert first.recv(5) == b"taken"
-        store.all_gather(ADDRESSES, 2, 3, b'""', 0.0)  # no rank connects to the last one
+        store.all_gather(Contribution(ADDRESSES, 2, 3, b'""'), 0.0)  # no rank connects to the last one
         again = start(pool, store, [1], 3)
         assert first.recv(1) == b""
     finish(early + again + start(pool, store, [2], 3))
@@ -240,7 +241,7 @@ def test_a_rank_with_another_secret_is_refused_and_told(store, pool):
 def tell(store, address):
     """Publish the addresses of two ranks, that of rank 0 and any, as rank 0 does."""
     for rank, each in enumerate([address, ""]):
-        store.all_gather(ADDRESSES, rank, 2, json.dumps(each).encode(), 0.0)
+        store.all_gather(Contribution(ADDRESSES, rank, 2, json.dumps(each).encode()), 0.0)
 
 
 @pytest.mark.parametrize(
