@@ -13,9 +13,9 @@ namespace ringcomm {
 
 class SocketLink final : public Link {
 public:
-    // Owns `sockets`: one connected TCP socket per peer, -1 for none yet, which probe their peers. A host that does not
-    // answer for so many seconds, to a probe or to data, is lost; one whose process only does not read is not. `name`:
-    // of this network, on this machine.
+    // Owns `sockets`, also if it throws: one connected TCP socket per peer, -1 for none yet, which probe their peers. A
+    // host that does not answer for so many seconds, to a probe or to data, is lost; one whose process only does not
+    // read is not. `name`: of this network, on this machine.
     SocketLink(int rank, int size, std::span<const int> sockets, const std::string& name, double idle_timeout,
                double resend_timeout);
     ~SocketLink() override;
@@ -37,11 +37,13 @@ public:
     bool flushed() const override;
     void after_fork() override;
 
-    // Connections are made elsewhere: the peers to which one is wanted since the last call, a descriptor that is
-    // readable when there are some, and what has become of it.
+    // Connections are made elsewhere. take_wanted() returns the peers to which one is wanted since the last call; the
+    // descriptor is readable when there are some. Of a peer that is neither connected nor lost, begin() takes the
+    // socket, or give_up() loses it.
     std::vector<int> take_wanted();
     int wanted_descriptor() const { return wanted_event_.fd; }
-    void begin(int peer, int socket);  // owns it
+    bool awaits_socket(int peer) const;
+    void begin(int peer, int socket);
     void give_up(int peer, const std::string& reason);
 
 private:
@@ -49,6 +51,7 @@ private:
 
     struct Peer;
 
+    static std::deque<Peer> adopt(std::span<const int> sockets, std::vector<Connection*>& lost);
     void configure(const Peer& peer) const;
     void attend(Peer& peer);
     bool write(Peer& peer);
@@ -57,15 +60,15 @@ private:
     void watch(Peer& peer);
 
     const double idle_timeout_, resend_timeout_;
-    std::deque<Peer> peers_;
-    Descriptor epoll_;               // every socket; for what its connection can do
-    Descriptor wake_up_;             // readable after wake()
-    WakeUp host_;                    // after wake_peer() of others
-    Descriptor wanted_event_;        // readable while wanted_ holds peers
-    std::vector<int> wanted_;        // to connect to
-    std::vector<Peer*> active_;      // with something to send or to receive, and maybe some that had
     std::vector<Connection*> lost_;  // not yet reported
-    unsigned calls_ = 0;             // of progress()
+    std::deque<Peer> peers_;
+    Descriptor epoll_;           // every socket; for what its connection can do
+    Descriptor wake_up_;         // readable after wake()
+    WakeUp host_;                // after wake_peer() of others
+    Descriptor wanted_event_;    // readable while wanted_ holds peers
+    std::vector<int> wanted_;    // to connect to
+    std::vector<Peer*> active_;  // with something to send or to receive, and maybe some that had
+    unsigned calls_ = 0;         // of progress()
     Clock::time_point next_check_;
 };
 
