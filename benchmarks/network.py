@@ -233,14 +233,24 @@ def main() -> int:
     add = parser.add_argument
     add("--hosts", type=whole(2), default=2, help="default: 2")
     add("--ranks-per-host", type=whole(1), default=1, help="default: 1")
-    add("--rates", type=several(str), default="0", help="of each host's links, such as 1gbit,1gbit; 0, the default: unlimited")
+    add(
+        "--rates",
+        type=several(str),
+        default="0",
+        help="of each host's links, such as 1gbit,1gbit; 0, the default: unlimited",
+    )
     add("--real-time", action="store_true", help="run at a real-time priority")
     add("--sizes", type=several(parse_bytes), default=SIZES, help=f"default: {SIZES}")
     add("--collectives", type=several(one_of("collective", MEASURED)), default=",".join(MEASURED), help="default: all")
     add("--rounds", type=whole(1), default=5, help="default: 5")
     add("--seconds", type=positive, default="0.2", help="of a round (default: 0.2)")
     arguments = parser.parse_args()
-    setup = Setup(arguments.hosts, arguments.ranks_per_host, tuple(each if each != "0" else None for each in arguments.rates), arguments.real_time)
+    setup = Setup(
+        arguments.hosts,
+        arguments.ranks_per_host,
+        tuple(each if each != "0" else None for each in arguments.rates),
+        arguments.real_time,
+    )
     machine, rows, status = Machine.here(), list[Row](), 0
     os.environ["RINGCOMM_JOB_SECRET"] = secrets.token_hex(32)
     if setup.real_time:  # also of all that this process starts

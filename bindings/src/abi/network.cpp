@@ -17,6 +17,9 @@ struct rc_network {
     MessageLink* messages = nullptr;  // over MPI
     SocketLink* sockets = nullptr;
     const uint64_t generation = fork_generation.load();
+    // Of the first communicator, under the mutex of the world.
+    LocalRanks local{};
+    std::vector<int> processes_here{};
 };
 
 struct rc_ucx {
@@ -118,23 +121,30 @@ int rc_network_wanted(rc_network* network, int* readable, int* processes, int* f
     });
 }
 
-int rc_network_connect(rc_network* network, int process, int flow, int socket, const char* failure) {
+int rc_network_connect(rc_network* network, int process, int socket, const char* failure) {
     return guarded([&] {
         SocketLink& sockets = sockets_of(network);
+        Descriptor connected(socket);
         check_rank("process", process, 0, sockets.size);
-        check_range("flow", flow, 0, INT32_MAX);
-        const std::lock_guard lock(network->world->mutex);
-        if (socket < 0) {
-            check_pointer("failure", failure);
-            if (flow) return;  // what it would carry goes on without
-            sockets.give_up(process, failure);
-            network->world->progress();
-        } else if (flow) {
-            sockets.add_flow(process, socket);
-        } else {
-            sockets.begin(process, socket);
-            network->world->connected(process);
+        NetworkWorld& world = *network->world;
+        const std::lock_guard lock(world.mutex);
+        if (!sockets.awaits_socket(process)) return;
+        if (socket >= 0) {
+            sockets.begin(process, std::exchange(connected.fd, -1));
+            return world.connected(process);
         }
+        if (!failure) world.left(process);
+        sockets.give_up(process, failure ? failure : "closed all communicators");
+        world.progress();
+    });
+}
+
+int rc_network_fail(rc_network* network, const char* what_this_rank_cannot) {
+    return guarded([&] {
+        check_pointer("network", network);
+        check_pointer("what_this_rank_cannot", what_this_rank_cannot);
+        const std::lock_guard lock(network->world->mutex);
+        network->world->fail(what_this_rank_cannot);
     });
 }
 
@@ -147,7 +157,18 @@ int rc_network_want_flows(rc_network* network, int count) {
     });
 }
 
-int rc_network_ended_flow(rc_network* network, int* process, int* left, char* reason, int reason_bytes) {
+int rc_network_add_flow(rc_network* network, int process, int socket) {
+    return guarded([&] {
+        Descriptor connected(socket);
+        SocketLink& sockets = sockets_of(network);
+        check_rank("process", process, 0, sockets.size);
+        check_range("socket", socket, 0, INT32_MAX);
+        const std::lock_guard lock(network->world->mutex);
+        sockets.add_flow(process, std::exchange(connected.fd, -1));
+    });
+}
+
+int rc_network_ended_flow(rc_network* network, int* process, int* left, char* reason, uint64_t bytes) {
     return guarded([&] {
         SocketLink& sockets = sockets_of(network);
         check_pointer("process", process);
@@ -158,7 +179,7 @@ int rc_network_ended_flow(rc_network* network, int* process, int* left, char* re
         if (const auto ended = sockets.take_ended_flow()) {
             *process = ended->peer;
             *left = int(ended->left);
-            snprintf(reason, reason_bytes, "%s", ended->reason.c_str());
+            snprintf(reason, bytes, "%s", ended->reason.c_str());
         }
     });
 }
@@ -166,7 +187,30 @@ int rc_network_ended_flow(rc_network* network, int* process, int* left, char* re
 int rc_network_flush(rc_network* network) {
     return guarded([&] {
         check_pointer("network", network);
-        if (network->generation == fork_generation.load()) network->world->flush();
+        if (network->generation != fork_generation.load()) return;
+        network->world->flush();
+        const std::lock_guard lock(network->world->mutex);
+        if (const ShmGroup* local = network->local.group) local->arena().between_hosts(local->rank).left.store(1);
+    });
+}
+
+int rc_network_ended(rc_network* network, int process, int* ended, char* how, uint64_t bytes) {
+    return guarded([&] {
+        check_pointer("network", network);
+        check_pointer("ended", ended);
+        check_pointer("how", how);
+        *ended = 0;
+        const std::lock_guard lock(network->world->mutex);
+        const int here = index_of(process, network->processes_here);
+        if (here < 0) return;
+        const ShmGroup& local = *network->local.group;
+        Liveness& liveness = local.world->liveness;
+        const int member = local.member(here);
+        const bool dead = liveness.dead(member);  // first: it leaves before it ends
+        const bool left = local.arena().between_hosts(here).left.load();
+        *ended = dead || left;
+        const std::string text = format("process %" PRId64 " ", liveness.pid(member)) + liveness.how_it_ended(member);
+        copy_text(how, bytes, left ? "" : text);
     });
 }
 
@@ -286,6 +330,9 @@ int rc_network_group(rc_network* network, uint64_t number, int rank, int size, c
             ancestors = network_group(EntryGuard(*parent->handle)).lineage();
         } else if (here.group) {
             network->world->drains = here.group->drains;
+            const std::lock_guard lock(network->world->mutex);
+            network->local = here;
+            for (const int r : layout.ranks[layout.host]) network->processes_here.push_back(members[r]);
         }
         if (here.group && here.group->ancestors().size() != ancestors.size()) {
             reject("local: expected ranks split from those that the parent has on this host");

@@ -20,7 +20,7 @@ namespace ringcomm {
 
 class Connection : public Descriptor {
 public:
-    // Owns `fd`, -1: it comes later. Adds itself to `lost` once it is.
+    // Owns `fd`; -1: begin() gives it one. Adds itself to `lost` once it is.
     Connection(int rank, int fd, std::vector<Connection*>& lost);
     ~Connection();
 

@@ -48,19 +48,25 @@ struct SocketLink::Peer : Connection {
     int expecting = 0;    // an answer to a packet, for so many calls of progress()
     uint32_t watched = EPOLLIN;
     std::vector<uint32_t> watched_flows;
-    bool wanted = false;
+    bool wanted = false;  // a connection, by connect()
     int wanted_flows = 0;
 };
+
+std::deque<SocketLink::Peer> SocketLink::adopt(std::span<const int> sockets, std::vector<Connection*>& lost) {
+    std::deque<Peer> peers;
+    for (size_t r = 0; r < sockets.size(); ++r) peers.emplace_back(int(r), sockets[r], lost);
+    return peers;
+}
 
 SocketLink::SocketLink(int rank, int size, std::span<const int> sockets, const std::string& name, double idle_timeout,
                        double resend_timeout)
     : Link(rank, size),
       idle_timeout_(idle_timeout),
       resend_timeout_(resend_timeout),
+      peers_(adopt(sockets, lost_)),
       host_(name, rank),
       next_check_(Clock::now()) {
     assert(int(sockets.size()) == size && sockets[rank] == -1);
-    for (int r = 0; r < size; ++r) peers_.emplace_back(r, sockets[r], lost_);
     epoll_.fd = epoll_create1(EPOLL_CLOEXEC);
     if (epoll_.fd < 0) throw_errno("epoll_create1");
     wake_up_.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -178,11 +184,13 @@ void SocketLink::sleep(uint64_t ns) {
 
 void SocketLink::wake() { eventfd_write(wake_up_.fd, 1); }
 
-bool SocketLink::has_room(int peer) const { return peers_[peer].queued_bytes() < MAX_QUEUED; }
+bool SocketLink::has_room(int peer) const { return !awaits_socket(peer) && peers_[peer].queued_bytes() < MAX_QUEUED; }
 
 bool SocketLink::has_queued(int peer) const { return connected(peer) && peers_[peer].has_queued_packets(); }
 
 bool SocketLink::connected(int peer) const { return peers_[peer].open(); }
+
+bool SocketLink::awaits_socket(int peer) const { return peers_[peer].awaits_socket(); }
 
 void SocketLink::connect(int peer) {
     if (!peers_[peer].awaits_socket() || std::exchange(peers_[peer].wanted, true)) return;
@@ -217,10 +225,6 @@ std::vector<SocketLink::Wanted> SocketLink::take_wanted() {
 
 void SocketLink::begin(int number, int socket) {
     Peer& peer = peers_[number];
-    if (!peer.awaits_socket()) {
-        close(socket);
-        return;
-    }
     peer.begin(socket);
     try {
         configure(peer.fd, {peer.rank});
@@ -248,9 +252,7 @@ std::optional<SocketLink::EndedFlow> SocketLink::take_ended_flow() {
     return ended;
 }
 
-void SocketLink::give_up(int peer, const std::string& reason) {
-    if (peers_[peer].awaits_socket()) peers_[peer].lose(reason);
-}
+void SocketLink::give_up(int peer, const std::string& reason) { peers_[peer].lose(reason); }
 
 void SocketLink::after_fork() {
     for (Peer& peer : peers_) {

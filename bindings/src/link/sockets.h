@@ -16,9 +16,9 @@ namespace ringcomm {
 
 class SocketLink final : public Link {
 public:
-    // Owns `sockets`: one connected TCP socket per peer, -1 for none yet, which probe their peers. A host that does not
-    // answer for so many seconds, to a probe or to data, is lost; one whose process only does not read is not. `name`:
-    // of this network, on this machine.
+    // Owns `sockets`, also if it throws: one connected TCP socket per peer, -1 for none yet, which probe their peers. A
+    // host that does not answer for so many seconds, to a probe or to data, is lost; one whose process only does not
+    // read is not. `name`: of this network, on this machine.
     SocketLink(int rank, int size, std::span<const int> sockets, const std::string& name, double idle_timeout,
                double resend_timeout);
     ~SocketLink() override;
@@ -41,23 +41,25 @@ public:
     bool flushed() const override;
     void after_fork() override;
 
-    // Connections are made elsewhere: what is wanted since the last call, at most as much as there are peers; a
-    // descriptor that is readable when something is, or a flow has ended; and what has become of it.
+    // Connections are made elsewhere. take_wanted() returns those that are wanted since the last call, at most as many
+    // as there are peers; the descriptor is readable when there are some, or a flow has ended. Of a peer that is
+    // neither connected nor lost, begin() takes the socket, or give_up() loses it.
     struct Wanted {
         int peer, flow;  // 0: none of the flows, but the connection of the pair
     };
     std::vector<Wanted> take_wanted();
     int wanted_descriptor() const { return wanted_event_.fd; }
-    void begin(int peer, int socket);     // owns it
-    void add_flow(int peer, int socket);  // owns it
+    bool awaits_socket(int peer) const;
+    void begin(int peer, int socket);
     void give_up(int peer, const std::string& reason);
-    // So many flows are wanted to each peer to which, or from which, large data goes.
+    // So many flows are wanted to each peer that sends or gets large data.
     void want_flows(int count) { flows_ = std::max(flows_, count); }
     struct EndedFlow {
         int peer;
         size_t left;
         std::string reason;
     };
+    void add_flow(int peer, int socket);  // owns it
     std::optional<EndedFlow> take_ended_flow();
 
 private:
@@ -73,6 +75,7 @@ private:
         int peer, flow;
     };
 
+    static std::deque<Peer> adopt(std::span<const int> sockets, std::vector<Connection*>& lost);
     void configure(int fd, Source source) const;
     void attend(Peer& peer);
     bool write(Peer& peer);
@@ -85,18 +88,18 @@ private:
     void watch(Peer& peer);
 
     const double idle_timeout_, resend_timeout_;
-    std::deque<Peer> peers_;
-    Descriptor epoll_;         // every socket; for what its connection can do
-    Descriptor wake_up_;       // readable after wake()
-    WakeUp host_;              // after wake_peer() of others
-    Descriptor wanted_event_;  // readable while wanted_ holds peers
-    std::vector<Wanted> wanted_;
-    std::deque<EndedFlow> ended_flows_;
-    int flows_ = 0;                  // wanted to each peer
-    std::vector<Peer*> active_;      // with something to send or to receive, and maybe some that had
     std::vector<Connection*> lost_;  // not yet reported
-    size_t most_flows_ = 0;          // of a peer
-    unsigned calls_ = 0;             // of progress()
+    std::deque<Peer> peers_;
+    Descriptor epoll_;            // every socket; for what its connection can do
+    Descriptor wake_up_;          // readable after wake()
+    WakeUp host_;                 // after wake_peer() of others
+    Descriptor wanted_event_;     // readable while wanted_ or ended_flows_ has any
+    std::vector<Wanted> wanted_;  // to be connected
+    std::deque<EndedFlow> ended_flows_;
+    int flows_ = 0;              // wanted to each peer
+    size_t most_flows_ = 0;      // of a peer
+    std::vector<Peer*> active_;  // with something to send or to receive, and maybe some that had
+    unsigned calls_ = 0;         // of progress()
     Clock::time_point next_check_;
 };
 

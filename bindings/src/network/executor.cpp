@@ -117,11 +117,12 @@ void NetworkCall::exchange(const ProgramStep& step, std::span<const ProgramStep>
         while (!out.done() || !in.done()) {
             begin();
             const int& awaited = in.done() ? step.dest : step.source;
-            wait([&] { return out.front_ended() || in.front_ended(); }, awaited);
+            wait([&] { return out.front_ended() || in.front_ended(); }, awaited, awaited);
             for (Pieces* pieces : {&out, &in}) {
                 if (!pieces->front_ended() || !pieces->front_failed()) continue;
                 const int peer = pieces == &out ? step.dest : step.source;
-                wait([&] { return world.lost(group_.members()[peer]) != nullptr; }, peer);  // the link says why next
+                wait([&] { return world.lost(group_.members()[peer]) != nullptr; }, peer,
+                     peer);  // the link says why next
                 fail(*group_.peer_failure(peer, describe_call()));
             }
             while (out.front_ended() && !out.front_failed()) out.take();

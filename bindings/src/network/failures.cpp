@@ -86,10 +86,8 @@ void NetworkGroup::store_failure(const Failure& given) {
 }
 
 void NetworkGroup::share_failure(const Failure& failure) {
-    if (set_failure(failure)) send_failure();
+    if (set_failure(failure)) send_to_connected(failure_packet().packet());
 }
-
-void NetworkGroup::send_failure() const { send_to_connected(failure_packet().packet()); }
 
 PacketWriter NetworkGroup::failure_packet() const {
     PacketWriter packet(head(PacketType::FAILURE));
@@ -99,6 +97,7 @@ PacketWriter NetworkGroup::failure_packet() const {
 
 bool NetworkGroup::set_failure(const Failure& failure) {
     if (failure_->set.load()) return false;
+    world->has_failed = true;
     // Inside this host first: afterwards a rank takes back memory from which a message is read there.
     if (local.group && !local.group->closing()) local.group->store_failure_between_hosts(failure, size);
     wake_host();

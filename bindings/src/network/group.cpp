@@ -44,11 +44,15 @@ NetworkGroup::NetworkGroup(std::shared_ptr<NetworkWorld> given, NetworkMembershi
 
 NetworkGroup::~NetworkGroup() {
     drains->remove(static_cast<PacketHandler*>(this));
-    world->remove(number_, closed_packet().packet());
+    std::vector<int> untold;
     {
         const std::lock_guard lock(world->mutex);
         failure_->group = nullptr;
+        for (int r = 0; r < size; ++r) {
+            if (here_[r] < 0 && may_answer(r) && !world->link->connected(members_[r])) untold.push_back(members_[r]);
+        }
     }
+    world->remove(number_, last_packets(), std::move(untold));
     if (world->link->stuck()) new std::vector<std::byte>(std::move(scratch_));  // for ever: see Link::stuck()
 }
 
@@ -113,7 +117,6 @@ void NetworkGroup::packet_arrived(const PacketHead& head, PacketReader& packet) 
             return;
         }
         case PacketType::CLOSED: left_after_[source].store(packet.next<uint64_t>()); return world->wake();
-        case PacketType::OPEN: return;
         case PacketType::QUERY: return answer_query(source, packet);
         case PacketType::STATUS: return answer_arrived(packet);
     }
@@ -140,7 +143,6 @@ void NetworkGroup::connected(int process) {
     const int r = index_of(process, members_);
     if (r < 0) return;
     const auto tell = [&](const PacketWriter& packet) { world->send_packet(process, packet.packet()); };
-    tell(PacketWriter(head(PacketType::OPEN)));
     if (failure_->set.load()) tell(failure_packet());
     if (messages_[r].unsent_close) {
         PacketWriter packet(head(PacketType::MESSAGE));
@@ -148,6 +150,18 @@ void NetworkGroup::connected(int process) {
         tell(packet);
     }
     if (closing()) tell(closed_packet());
+}
+
+// It has closed this group before it told this rank, unless it is lost with its host.
+void NetworkGroup::left(int process) {
+    const int r = index_of(process, members_);
+    if (r < 0 || has_lost_rank(layout.host_of(r))) return;
+    uint64_t open = OPEN;
+    left_after_[r].compare_exchange_strong(open, UNKNOWN);
+}
+
+void NetworkGroup::fail_for(const std::string& what_this_rank_cannot) {
+    share_failure(Failure(RC_SYSTEM, format("rank %d ", rank) + what_this_rank_cannot, rank));
 }
 
 void NetworkGroup::hear_from(int r) {
@@ -183,8 +197,7 @@ void NetworkGroup::start_closing() {
     if (local.group) local.group->start_closing();  // so that nobody there reads memory of this rank any more
     const std::lock_guard lock(world->mutex);
     wake_host();
-    if (failure_->set.load()) send_failure();  // some may not have heard of it, and would take this rank for its cause
-    send_to_connected(closed_packet().packet());
+    for (const PacketWriter& packet : last_packets()) send_to_connected(packet.packet());
     world->wake();
 }
 
@@ -192,6 +205,14 @@ PacketWriter NetworkGroup::closed_packet() const {
     PacketWriter packet(head(PacketType::CLOSED));
     packet.add(finished_.load());
     return packet;
+}
+
+// Some may not have heard of the failure, and would take this rank for its cause.
+std::vector<PacketWriter> NetworkGroup::last_packets() const {
+    std::vector<PacketWriter> packets;
+    if (failure_->set.load()) packets.push_back(failure_packet());
+    packets.push_back(closed_packet());
+    return packets;
 }
 
 void NetworkGroup::finish_closing() {}

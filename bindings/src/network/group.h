@@ -108,7 +108,7 @@ public:
     uint64_t tag() const { return 2 * number_; }
     uint64_t message_tag() const { return 2 * number_ + 1; }
 
-    // For the one collective in flight.
+    // For the one collective in flight. True of a rank of which nobody knows which calls it has finished.
     bool finished(int r, uint64_t epoch) const { return closed(r) && last_finished(r) >= epoch; }
     std::byte* scratch(size_t bytes);
     // All ranks reach agreements in the same order. While one is being reached, a host may begin the next, but not the
@@ -127,7 +127,7 @@ public:
     Failure from_host(const Failure& failure, const std::string& what);
 
 private:
-    static constexpr uint64_t OPEN = UINT64_MAX;
+    static constexpr uint64_t OPEN = UINT64_MAX, UNKNOWN = OPEN - 1;
 
     // The local rank of one that shares memory with this one, else -1.
     int shares_memory(int r) const { return local.group ? here_[r] : -1; }
@@ -146,10 +146,13 @@ private:
     // Under the world's mutex.
     void share_failure(const Failure& failure);
     bool set_failure(const Failure& failure);
-    void send_failure() const;
     PacketWriter failure_packet() const;
     PacketWriter closed_packet() const;
+    std::vector<PacketWriter> last_packets() const;  // of a rank that leaves
     void connected(int process) override;
+    void left(int process) override;
+    void fail_for(const std::string& what_this_rank_cannot) override;
+    bool has_lost_rank(int host) const;
     void send_to_connected(Bytes packet) const;
     bool may_answer(int r) const { return !closed(r) && !world->lost(members_[r]); }
     void ask_hosts(Bytes query) const;
@@ -164,7 +167,7 @@ private:
     std::vector<int> here_;  // the local rank of each rank, -1 on another host
     const std::vector<std::shared_ptr<FailureState>> ancestors_;
     const std::shared_ptr<FailureState> failure_;
-    // Of the ranks on other hosts: OPEN, or the last epoch that each has finished.
+    // Of the ranks on other hosts: OPEN, or the last epoch that each has finished; UNKNOWN, if it has left unheard.
     std::unique_ptr<std::atomic<uint64_t>[]> left_after_;
     std::atomic<uint64_t> finished_{0};
     std::optional<Failure> mismatch_;  // the last one; under the world's mutex

@@ -19,11 +19,13 @@ std::string NetworkGroup::how_it_ended(int r) {
     const std::string* reason = world->lost(members_[r]);
     if (reason) return "was lost (" + *reason + ")";
     // A rank that is not connected may be lost with another one of its host.
-    const auto is_lost = [&](int other) { return !closed(other) && world->lost(members_[other]); };
-    if (world->has_lost() && std::ranges::any_of(layout.ranks[layout.host_of(r)], is_lost)) {
-        world->link->connect(members_[r]);
-    }
+    if (world->has_lost() && has_lost_rank(layout.host_of(r))) world->link->connect(members_[r]);
     return "";
+}
+
+bool NetworkGroup::has_lost_rank(int host) const {
+    const auto is_lost = [&](int r) { return !closed(r) && world->lost(members_[r]); };
+    return std::ranges::any_of(layout.ranks[host], is_lost);
 }
 
 }  // namespace ringcomm

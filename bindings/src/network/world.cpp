@@ -51,7 +51,9 @@ void NetworkWorld::flush() {
     constexpr uint64_t FLUSH_NS = 2'000'000'000, CONNECT_NS = 5'000'000'000;
     const uint64_t begin = now_ns();
     std::unique_lock lock(mutex);
-    while (!link->flushed() && now_ns() - begin < (link->connecting() ? CONNECT_NS : FLUSH_NS)) {
+    if (std::exchange(flushed_, true)) return;
+    const auto most = [&] { return link->connecting() && !has_failed ? CONNECT_NS : FLUSH_NS; };
+    while (!link->flushed() && now_ns() - begin < most()) {
         if (progress()) continue;
         lock.unlock();
         link->sleep(1'000'000);
@@ -66,10 +68,12 @@ void NetworkWorld::add(uint64_t group, PacketHandler& handler) {
     for (const std::vector<std::byte>& packet : std::exchange(early_, {})) deliver(handler, packet);
 }
 
-void NetworkWorld::remove(uint64_t group, Bytes closed) {
+void NetworkWorld::remove(uint64_t group, std::vector<PacketWriter> packets, std::vector<int> untold) {
     const std::lock_guard lock(mutex);
     groups_.erase(group);
-    left_[group].assign(closed.begin(), closed.end());
+    if (untold.empty()) return;
+    left_.push_back({std::move(packets), std::move(untold)});
+    if (left_.size() > MOST_LEFT) left_.pop_front();
 }
 
 void NetworkWorld::send_packet(int process, Bytes packet) {
@@ -84,8 +88,22 @@ void NetworkWorld::wake_peer(int process) {
 
 void NetworkWorld::connected(int process) {
     for (const auto& [group, handler] : groups_) handler->connected(process);
+    for (LeftGroup& group : left_) {
+        if (!std::erase(group.untold, process)) continue;
+        for (const PacketWriter& packet : group.packets) link->send_packet(process, packet.packet());
+    }
+    std::erase_if(left_, [](const LeftGroup& group) { return group.untold.empty(); });
     flush_later(process);
     wake();
+}
+
+void NetworkWorld::left(int process) {
+    for (const auto& [group, handler] : groups_) handler->left(process);
+    wake();
+}
+
+void NetworkWorld::fail(const std::string& what_this_rank_cannot) {
+    for (const auto& [group, handler] : groups_) handler->fail_for(what_this_rank_cannot);
 }
 
 void NetworkWorld::flush_later(int process) {
@@ -167,12 +185,10 @@ void NetworkWorld::sleep(uint32_t, uint64_t ns) {
     sleeps_long_ = false;
 }
 
-void NetworkWorld::packet_arrived(int process, Bytes packet) {
+void NetworkWorld::packet_arrived(int, Bytes packet) {
     const auto head = PacketReader(packet).next<PacketHead>();
     const auto found = groups_.find(head.group);
     if (found != groups_.end()) return deliver(*found->second, packet);
-    const auto left = left_.find(head.group);
-    if (head.type == PacketType::OPEN && left != left_.end()) send_packet(process, left->second);
     if (!joined_) early_.emplace_back(packet.begin(), packet.end());
 }
 

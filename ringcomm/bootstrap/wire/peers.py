@@ -19,7 +19,7 @@ __all__ = ["WAITING", "Gate", "PeerServer"]
 
 log = logging.getLogger("ringcomm")
 
-INTERVAL = 1.0  # seconds between two lines for the same kind of refusal
+INTERVAL = 1.0  # seconds between two lines for the same kind of refusal, and until what was exhausted is tried again
 WAITING = 4096  # peers that the kernel keeps until they are accepted; net.core.somaxconn is as much by default
 ACCEPTED_AT_ONCE = 128  # peers, before those that have come already are heard
 
@@ -67,13 +67,13 @@ class PeerServer:
     with `refuse`; both are logged. The sockets of peers do not block.
 
     `serve` raises RingcommError when this process, which is `rank` or no rank, has no descriptor, or the system no
-    memory, left for a peer. The next one is accepted when another is gone.
+    memory, left for a peer. The next one is accepted when another is gone, or after a second.
     """
 
     def __init__(self, gate: Gate, receive: Callable[[Any], object], rank: int | None) -> None:
         self._gate, self._receive, self._rank = gate, receive, rank
         self._refusals = RefusalLog()
-        self._listener, self._exhausted = gate.listener, False
+        self._listener, self._accepts_again = gate.listener, 0.0
         close_in_children(self._listener)
         self._peers: set[MessageSocket] = set()
         self._open = ExitStack()
@@ -99,8 +99,11 @@ class PeerServer:
 
     def serve(self, timeout: float | None) -> bool:
         """Wait up to `timeout` seconds for peers, handle what they have sent, and return whether any was ready."""
-        self._listen(not self._exhausted and self._gate.room() > 0)
+        waits = self._accepts_again > time.monotonic()
+        self._listen(not waits and self._gate.room() > 0)
         due = min(self._gate.due() if self._peers else math.inf, self._refusals.due)
+        if waits:
+            due = min(due, self._accepts_again)
         if due < math.inf:
             left = max(0.0, due - time.monotonic())
             timeout = left if timeout is None else min(left, timeout)
@@ -131,7 +134,7 @@ class PeerServer:
     def drop(self, peer: MessageSocket) -> None:
         self._forget(peer)
         peer.close()
-        self._exhausted = False
+        self._accepts_again = 0.0
 
     def release(self, peer: MessageSocket) -> int:
         """Return the descriptor of a peer; the caller owns it from now on."""
@@ -163,7 +166,9 @@ class PeerServer:
         except OSError as error:
             if error.errno in (errno.ECONNABORTED, errno.EAGAIN, errno.EINTR):
                 return False  # none, or it disconnected again
-            self._exhausted = True  # the listener would stay ready
+            if error.errno == errno.EMFILE and descriptors.raise_limit():
+                return True
+            self._accepts_again = time.monotonic() + INTERVAL  # the listener would stay ready
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise descriptors.exhausted(self._rank, "to accept another rank", error) from None
             who = descriptors.name(self._rank)

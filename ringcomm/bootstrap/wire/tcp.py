@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Collection
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from ipaddress import ip_address
 from typing import NamedTuple
 
@@ -21,8 +21,18 @@ from ringcomm.bootstrap.wire.handshake import (
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE, PROBE_AGAIN, patience_with, probe, probe_now
 from ringcomm.bootstrap.wire.peers import WAITING, Gate
 from ringcomm.errors import ArgumentError, refuse
+from ringcomm.machine import descriptors
 
-__all__ = ["TcpGate", "connect", "local_address", "loopback", "split_address", "unreachable"]
+__all__ = [
+    "TcpGate",
+    "begin_to_connect",
+    "connect",
+    "is_established",
+    "local_address",
+    "loopback",
+    "split_address",
+    "unreachable",
+]
 
 MAX_UNTRUSTED = 128  # peers that have not proved that they know the secret
 GRACE = 0.25  # seconds that each of them has while others wait to be accepted
@@ -68,6 +78,38 @@ def connect(
         if isinstance(error, ConnectionError | TimeoutError):
             raise
         raise ConnectionError(error.strerror or str(error)) from None
+
+
+def begin_to_connect(address: str, keepalive: float) -> MessageSocket:
+    """Return a socket that does not block, and probes the other host; that it cannot connect is read from it."""
+    host, port = split_address(address)
+    family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with ExitStack() as failed:
+        peer = failed.enter_context(MessageSocket(_new_socket(family, kind, protocol)))
+        peer.setblocking(False)
+        probe(peer, keepalive)
+        with suppress(BlockingIOError):
+            peer.connect(resolved)
+        failed.pop_all()
+    return peer
+
+
+def is_established(connecting: socket.socket) -> bool:
+    """Return whether the other host has answered."""
+    try:
+        connecting.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def _new_socket(*kind: int) -> socket.socket:
+    try:
+        return socket.socket(*kind)
+    except OSError as error:
+        if error.errno != errno.EMFILE or not descriptors.raise_limit():
+            raise
+        return socket.socket(*kind)
 
 
 def _watch(connected: socket.socket, keepalive: float) -> None:

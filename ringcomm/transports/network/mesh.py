@@ -3,56 +3,68 @@
 Every rank listens at an address that it tells all others through the store, as long as its mesh is open, so that any
 two ranks can connect at any time. The secret of their handshake is that of the mesh, followed by the number of the rank
 that listens, so that no rank is taken for another. Then the one that connects sends its number, and waits until the
-other has taken the connection. If two ranks connect to each other at once, that of the higher one is taken.
+other has taken the connection. If two ranks connect to each other at once, the lower one gives its attempt up.
+
+A rank that cannot be reached has closed, or died, or is slow: search.py finds out, by questions to the other ranks of
+its host. They travel as connections do, but name the rank that they are about.
 """
 
-import socket
+import errno
+import logging
+import math
+import os
 import struct
 import time
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, suppress
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ringcomm.bootstrap.start_errors import missing_connections, rank_in_job
 from ringcomm.bootstrap.store import Store, all_gather_facts
 from ringcomm.bootstrap.wire.framing import MessageSocket
 from ringcomm.bootstrap.wire.handshake import MESSAGE_OF_HANDSHAKE, client_handshake
+from ringcomm.bootstrap.wire.keepalive import patience_with, probe
 from ringcomm.bootstrap.wire.peers import PeerServer
-from ringcomm.bootstrap.wire.tcp import TcpGate, split_address
+from ringcomm.bootstrap.wire.tcp import TcpGate, begin_to_connect, is_established
 from ringcomm.bootstrap.wire.unix import close_descriptors
+from ringcomm.errors import RingcommError
 from ringcomm.machine import descriptors
+from ringcomm.transports.network.layout import HostLayout
+from ringcomm.transports.network.search import LEFT, RUNS, SLICE, Search
 
-__all__ = ["Mesh", "connect_mesh"]
+__all__ = ["LEFT", "RUNS", "Mesh", "connect_mesh"]
+
+log = logging.getLogger("ringcomm")
 
 ADDRESSES = "mesh"  # in the store
-SLICE = 0.05  # seconds between looks at the store's failure, and between two attempts to connect to a rank
-RANK = struct.Struct("!I")
-TAKEN = b"taken"
+HELLO = struct.Struct("!II")  # the rank that connects, and the one that it is about: mostly the one that listens
+TAKEN, CONNECTING = b"taken", b"connecting"  # the answers about itself; about another rank: see Search.end
 
 
 def connect_mesh(
-    rank: int, size: int, peers: Collection[int], store: Store, address: str, secret: bytes, timeout: float
+    layout: HostLayout, store: Store, address: str, secret: bytes, keepalive: float, timeout: float
 ) -> "Mesh":
-    """Return a mesh in which this rank is connected to the `peers`, which have it among theirs.
+    """Return a mesh in which this rank is connected to its neighbors.
 
     `address` is that of this host, without a port, at which the others reach this rank; it may differ per rank. All
-    ranks know the `secret`.
+    ranks know the `secret`. `keepalive`: see Config.
 
-    Raises CollectiveTimeout naming the peers that have not connected within `timeout` seconds, and what another rank
-    has told the store.
+    Raises CollectiveTimeout naming the neighbors that have not connected within `timeout` seconds, and what another
+    rank has told the store.
     """
-    descriptors.provide(rank, size, store.members)
     deadline = time.monotonic() + timeout
     with ExitStack() as failed:
-        mesh = Mesh(rank, size, store.members, address, secret)
+        mesh = Mesh(layout, store.members, address, secret, keepalive)
         failed.callback(mesh.close)
+        rank, size, neighbors = mesh.rank, mesh.size, layout.neighbors()
+        descriptors.provide_connections(mesh.number, len(neighbors))
         mesh.addresses = all_gather_facts(
             store, ADDRESSES, rank, size, mesh.address, timeout, meanwhile=lambda: mesh.serve(0)
         )
-        for peer in peers:
+        for peer in neighbors:
             if peer < rank:
                 mesh.connect_to(peer)
-        while missing := [peer for peer in peers if peer not in mesh.connected]:
+        while missing := [peer for peer in neighbors if peer not in mesh.connected]:
             left = deadline - time.monotonic()
             if left <= 0:
                 failed_at = [each for each in missing if each in mesh.failures]
@@ -64,11 +76,14 @@ def connect_mesh(
     return mesh
 
 
-class _Attempt(NamedTuple):
-    """A connection on which the handshake has not ended."""
+@dataclass
+class _Attempt:
+    """A connection to `target` on which the handshake has not ended, to connect to rank `about` or to ask about it."""
 
-    rank: int
-    steps: Generator[bytes, bytes, None]
+    target: int
+    about: int
+    steps: Generator[bytes, bytes, bytes]
+    expires: float
 
 
 class Mesh:
@@ -78,43 +93,49 @@ class Mesh:
         address: Where this rank listens.
         addresses: Those of all ranks.
         connected: For each rank whose connection nobody has taken over yet the descriptor of a TCP socket, which does
-            not block.
+            not block, and probes the other host.
+        ended: What has become of ranks to which there is no connection: LEFT, or why they are lost.
         failures: Why the last attempt to connect to a rank has failed.
     """
 
-    def __init__(self, rank: int, size: int, members: Sequence[int], address: str, secret: bytes) -> None:
-        self._rank, self._size, self._secret = rank, size, secret
-        number = rank_in_job(members, rank)
-        purpose = f"rank {number}: the address of this host (RINGCOMM_HOST_ADDRESS)"
-        gate = TcpGate(f"{address}:0", purpose, self._secret_of(rank), None)
-        self.server = PeerServer(gate, self._receive, number)
+    def __init__(
+        self, layout: HostLayout, members: Sequence[int], address: str, secret: bytes, keepalive: float
+    ) -> None:
+        self.rank, self.size = layout.local_ranks[layout.local_rank], sum(map(len, layout.ranks))
+        self.number = rank_in_job(members, self.rank)
+        self._layout, self._secret, self._keepalive = layout, secret, keepalive
+        purpose = f"rank {self.number}: the address of this host (RINGCOMM_HOST_ADDRESS)"
+        gate = TcpGate(f"{address}:0", purpose, self._secret_of(self.rank), None)
+        self.server = PeerServer(gate, self._receive, self.number)
         self.address = gate.address
         self.addresses: list[str] = []
         self.connected: dict[int, int] = {}
+        self.ended: dict[int, bytes] = {}
         self.failures: dict[int, OSError] = {}
+        self._searches: dict[int, Search] = {}
         self._attempts: dict[MessageSocket, _Attempt] = {}
-        self._due: dict[int, float] = {}  # the ranks to connect to, and from when on
-        self._taken: set[int] = set()  # the ranks whose connections are in use
+        self._taken: set[int] = set()  # the ranks whose connections are in use, or were made by this rank
+        self._state_of: Callable[[int], bytes] | None = None
 
     def close(self) -> None:
         self.server.close()
         close_descriptors(self.connected.values())
 
+    def find_ended(self, state_of: Callable[[int], bytes]) -> None:
+        """From now on find out what has become of ranks that cannot be reached.
+
+        `state_of` says of another rank of this host that it RUNS, or has LEFT, or how it has died.
+        """
+        self._state_of = state_of
+
     def connect_to(self, rank: int) -> None:
         """Connect to another rank, in `serve`, and again if that fails."""
-        if rank not in self.connected and rank not in self._taken:
-            self._due[rank] = 0.0
-
-    def give_up(self, rank: int) -> None:
-        """Stop connecting to a rank."""
-        self._due.pop(rank, None)
-        for peer in [peer for peer, attempt in self._attempts.items() if attempt.rank == rank]:
-            del self._attempts[peer]
-            self.server.drop(peer)
-
-    def reaches(self, rank: int) -> bool:
-        """Return whether the host of a rank to which this one connects has answered."""
-        return any(attempt.rank == rank and _established(peer) for peer, attempt in self._attempts.items())
+        if rank in self.connected or rank in self._taken or rank in self._searches:
+            return
+        host, _ = self._layout.locate(rank)
+        asked = self._layout.ranks[host] if self._state_of else ()  # in a start the store knows
+        patience = patience_with(self._keepalive).idle if self._state_of else math.inf
+        self._searches[rank] = Search(rank, [each for each in asked if each != rank], patience)
 
     def take(self) -> dict[int, int]:
         """Return the new connections; the caller owns them from now on."""
@@ -127,98 +148,142 @@ class Mesh:
         error = self.failures.get(rank)
         return f"at {self.addresses[rank]}: {(error.strerror or error) if error else 'no answer'}"
 
-    def serve(self, timeout: float | None) -> None:
-        """Wait up to `timeout` seconds, None for ever, for what other ranks send, and handle it."""
+    def serve(self, timeout: float = math.inf) -> None:
+        """Wait up to `timeout` seconds for what other ranks send, and handle it.
+
+        Raises RingcommError if this process has no descriptor left.
+        """
         now = time.monotonic()
-        for rank in [rank for rank, due in self._due.items() if due <= now]:
+        for peer in [peer for peer, attempt in self._attempts.items() if attempt.expires <= now]:
+            self._fail(peer, TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
+        for rank in [rank for rank, search in self._searches.items() if search.due <= now]:
             self._begin(rank)
-        left = [max(0.0, due - now) for due in self._due.values()]
-        self.server.serve(min([timeout, *left] if timeout is not None else left, default=None))
+        due = [each.due for each in self._searches.values()] + [each.expires for each in self._attempts.values()]
+        timeout = min([timeout, *(max(0.0, each - now) for each in due)])
+        try:
+            self.server.serve(None if timeout == math.inf else timeout)
+        except RingcommError as error:
+            if self._state_of is None:
+                raise
+            log.warning("%s", error)  # the server tries again; the rank that connects, too
+
+    # --- This rank connects -------------------------------------------------------------------------------------------
 
     def _secret_of(self, rank: int) -> bytes:
         """Return what a connection to this rank is authenticated by."""
-        return self._secret + RANK.pack(rank)
+        return self._secret + struct.pack("!I", rank)
 
     def _begin(self, rank: int) -> None:
+        search = self._searches[rank]
+        target, expires = search.next()
         try:
-            peer = _connect(self.addresses[rank])
+            peer = begin_to_connect(self.addresses[target], self._keepalive)
         except OSError as error:
-            self._retry(rank, error)
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise descriptors.exhausted(self.number, "to connect to another rank", error) from None
+            self._failed(target, rank, error)
             return
         self.server.add(peer)
-        steps = self._introduction(rank)
+        steps = self._introduction(target, rank)
         next(steps)
-        self._attempts[peer] = _Attempt(rank, steps)
-        del self._due[rank]
+        self._attempts[peer] = _Attempt(target, rank, steps, expires)
 
-    def _introduction(self, rank: int) -> Generator[bytes, bytes, None]:
-        yield from client_handshake(self._secret_of(rank))
-        if (yield RANK.pack(self._rank)) != TAKEN:
+    def _introduction(self, target: int, about: int) -> Generator[bytes, bytes, bytes]:
+        yield from client_handshake(self._secret_of(target))
+        answer = yield HELLO.pack(self.rank, about)
+        if not answer:
             raise ConnectionResetError("it closed the connection")
+        return answer
 
-    def _retry(self, rank: int, error: OSError) -> None:
-        self.failures[rank] = error
-        self._due[rank] = time.monotonic() + SLICE
+    def _advance(self, peer: MessageSocket) -> None:
+        attempt = self._attempts[peer]
+        try:
+            message = attempt.steps.send(peer.recv(MESSAGE_OF_HANDSHAKE))
+            peer.send(message)
+            if len(message) == HELLO.size and attempt.target == attempt.about:
+                attempt.expires = math.inf  # the other may take this connection, now or later
+        except StopIteration as answer:
+            del self._attempts[peer]
+            self._answered(peer, attempt, answer.value)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._fail(peer, error)
+
+    def _answered(self, peer: MessageSocket, attempt: _Attempt, answer: bytes) -> None:
+        rank = attempt.about
+        if answer == TAKEN:
+            self._take(rank, peer)
+            self._taken.add(rank)  # the other has this connection, and no other one
+            return
+        self.server.drop(peer)
+        if rank not in self._searches:  # they are connected meanwhile
+            return
+        if answer in (CONNECTING, RUNS):
+            self._searches[rank].again()
+        else:
+            self._end(rank, answer)
+
+    def _fail(self, peer: MessageSocket, error: OSError) -> None:
+        attempt = self._attempts.pop(peer)
+        answers = is_established(peer)
+        self.server.drop(peer)
+        self._failed(attempt.target, attempt.about, error, answers)
+
+    def _failed(self, target: int, rank: int, error: OSError, answers: bool = False) -> None:
+        if rank not in self._searches:
+            return
+        if target == rank:
+            self.failures[rank] = error
+        ended = self._searches[rank].fail(error, answers)
+        if ended is not None:
+            self._end(rank, ended or f"no connection {self.reason(rank)}".encode())
+
+    def _end(self, rank: int, how: bytes) -> None:
+        del self._searches[rank]
+        self.ended[rank] = how
+
+    # --- Others connect -----------------------------------------------------------------------------------------------
 
     def _receive(self, peer: MessageSocket) -> None:
-        """Hear a rank to which this one connects, or the number of one that connects."""
+        """Hear a rank to which this one connects, or the first message of one that connects."""
         if peer in self._attempts:
             self._advance(peer)
             return
         try:
-            (rank,) = RANK.unpack(peer.recv(RANK.size))
+            rank, about = HELLO.unpack(peer.recv(HELLO.size))
         except BlockingIOError:
             return
         except (OSError, struct.error):
-            rank = self._rank
-        if rank == self._rank or rank >= self._size or rank in self._taken:
-            self.server.refuse(peer, "it sent no number of a rank that is not connected")
-        elif rank < self._rank and any(attempt.rank == rank for attempt in self._attempts.values()):
-            self.server.drop(peer)  # this rank connects to it
+            rank = self.rank
+        if rank == self.rank or rank >= self.size:
+            self.server.refuse(peer, "it sent no number of another rank")
+        elif about != self.rank:
+            self._answer(peer, self._state_of(about) if self._state_of else RUNS)
+        elif rank in self._taken:  # of two attempts at once, the one that this rank has made is in use
+            self.server.drop(peer)
+        elif rank < self.rank and any(map(is_established, self._attempts_at(rank))):
+            self._answer(peer, CONNECTING)
         else:
-            self.give_up(rank)
+            for hopeless in [each for each in self._attempts_at(rank) if not is_established(each)]:
+                del self._attempts[hopeless]
+                self.server.drop(hopeless)
             with suppress(OSError):  # it has disconnected; whoever takes the connection reads that
                 peer.send(TAKEN)
-            self._end(rank, peer)
+            self._take(rank, peer)
 
-    def _advance(self, peer: MessageSocket) -> None:
-        rank, steps = self._attempts[peer]
-        try:
-            try:
-                peer.send(steps.send(peer.recv(MESSAGE_OF_HANDSHAKE)))
-            except StopIteration:
-                del self._attempts[peer]
-                self._end(rank, peer)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            del self._attempts[peer]
-            self.server.drop(peer)
-            self._retry(rank, error)
+    def _attempts_at(self, rank: int) -> list[MessageSocket]:
+        return [peer for peer, attempt in self._attempts.items() if attempt.target == attempt.about == rank]
 
-    def _end(self, rank: int, peer: MessageSocket) -> None:
+    def _answer(self, peer: MessageSocket, answer: bytes) -> None:
+        with suppress(OSError):
+            peer.send(answer)
+        self.server.drop(peer)
+
+    def _take(self, rank: int, peer: MessageSocket) -> None:
+        for found in (self._searches, self.failures, self.ended):
+            found.pop(rank, None)
+        with suppress(OSError):
+            probe(peer, self._keepalive)
         close_descriptors([self.connected.pop(rank, -1)])  # it has given an earlier connection up
-        self.failures.pop(rank, None)
         self.connected[rank] = self.server.release(peer)
-
-
-def _established(connecting: socket.socket) -> bool:
-    try:
-        connecting.getpeername()
-    except OSError:
-        return False
-    return True
-
-
-def _connect(address: str) -> MessageSocket:
-    """Return a socket that begins to connect; a later failure is read from it."""
-    host, port = split_address(address)
-    family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with ExitStack() as failed:
-        peer = MessageSocket(failed.enter_context(socket.socket(family, kind, protocol)))
-        failed.enter_context(peer)
-        peer.setblocking(False)
-        with suppress(BlockingIOError):
-            peer.connect(resolved)
-        failed.pop_all()
-    return peer

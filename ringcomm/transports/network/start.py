@@ -77,8 +77,8 @@ def _connect_hosts(
     if found:
         raise unreachable(rank_in_job(store.members, rank), address, found)
     secret = ranks[0]["secret"].encode()
-    mesh = connect_mesh(rank, size, layout.neighbors(), store, address, secret, patient.start_limit)
-    network = SocketNetwork(rank, size, mesh, ranks[0]["name"], config, job.selector(name), survivors)
+    mesh = connect_mesh(layout, store, address, secret, config.keepalive, patient.start_limit)
+    network = SocketNetwork(mesh, ranks[0]["name"], config.keepalive, job.selector(name), survivors)
     return job.make_transport(network, local)
 
 

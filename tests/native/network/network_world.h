@@ -60,9 +60,14 @@ inline void connect_when_needed(std::vector<NetworkRank>& ranks, const std::atom
                 const int peer = needed[i];
                 if (done[r][peer] && !flows[i]) continue;
                 const auto [mine, theirs] = connected();
-                done[r][peer] = done[peer][r] = true;
-                DO(rc_network_connect(ranks[r].network, peer, flows[i], mine, nullptr));
-                DO(rc_network_connect(ranks[peer].network, r, flows[i], theirs, nullptr));
+                if (flows[i]) {
+                    DO(rc_network_add_flow(ranks[r].network, peer, mine));
+                    DO(rc_network_add_flow(ranks[peer].network, r, theirs));
+                } else {
+                    done[r][peer] = done[peer][r] = true;
+                    DO(rc_network_connect(ranks[r].network, peer, mine, nullptr));
+                    DO(rc_network_connect(ranks[peer].network, r, theirs, nullptr));
+                }
             }
         }
         std::this_thread::yield();

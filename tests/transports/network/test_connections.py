@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import signal
 import socket
 from contextlib import ExitStack, suppress
@@ -183,6 +184,79 @@ def test_a_lost_rank_is_named_by_all_although_few_are_connected_to_it(how):
         assert ends[rank] - ends[15] < PROMPT
 
 
+def outlive_closed_ranks(comm, closed, ends, over):
+    """Rank 0 is connected to none of them but rank 12; what they have closed concerns it not."""
+    if comm.rank in closed:
+        comm.close()
+        if ends:
+            os._exit(0)
+    elif comm.rank == 0:
+        x = np.zeros(1)
+        received = comm.recv(x, async_op=True)
+        for rank in closed:
+            with suppress(PeerLost):  # it may have closed before
+                comm.send(np.ones(1), rank)
+        until(lambda: {*closed} <= {*comm._transport.lost()}, "the end of the others")
+        Path(over).touch()
+        assert received.wait() == 5
+        assert x[0] == 5
+        assert re.search("rank 15 closed the comm", str(raised(PeerLost, lambda: comm.recv(x, 15))))
+    elif comm.rank == 5:
+        until(Path(over).exists, "rank 0")
+        comm.send(np.full(1, 5.0), 0)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("closed", [(13, 14, 15), (12, 13, 14, 15)])
+def test_ranks_that_close_before_others_connect_to_them_are_not_lost(closed, ends, tmp_path):
+    with harness.world(HOSTS, "nodes") as pool:
+        for rank, answer, _ in outcomes(pool, outlive_closed_ranks, closed, ends, str(tmp_path / "over")):
+            if not (ends and rank in closed):
+                assert answer is None, answer
+
+
+def die_while_others_compute(comm, victim, over):
+    """Only rank 0 makes a call; the others of the victim's host know what has become of it."""
+    if comm.rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if comm.rank == 0:
+        text = str(raised(PeerLost, lambda: comm.recv(np.zeros(1))))
+        Path(over).touch()
+        return text
+    until(Path(over).exists, "the end of rank 0's call")
+    return None
+
+
+def test_a_death_is_noticed_while_no_other_rank_makes_a_call(tmp_path):
+    with harness.world(HOSTS, "nodes") as pool:
+        pid = pool.workers[15].pid
+        answers, ends = {}, {}
+        for rank, answer, when in outcomes(pool, die_while_others_compute, 15, str(tmp_path / "over")):
+            answers[rank], ends[rank] = answer, when
+    assert f"rank 15 was lost (process {pid} died)" in answers[0]
+    assert ends[0] - ends[15] < PROMPT
+
+
+def wait_in_a_group_for_one_that_has_left(comm, over):
+    """No two ranks of the group are connected, and its last one leaves the job without having called anything."""
+    group = diagonal_of(comm)
+    if comm.rank == 15:
+        group.close()
+        comm.close()
+        Path(over).touch()
+    elif comm.rank % 5 == 0:
+        until(Path(over).exists, "the end of rank 15")
+        return str(raised(PeerLost, group.barrier))
+    return None
+
+
+def test_a_rank_that_left_a_group_before_others_connected_to_it_is_named_there(tmp_path):
+    with harness.world(HOSTS, "nodes") as pool:
+        answers = pool.run(wait_in_a_group_for_one_that_has_left, (str(tmp_path / "over"),))
+    for rank in (0, 5, 10):
+        assert "rank 3 closed the communicator" in answers[rank]
+
+
 def wait_for_a_stopped_rank(comm, victim, over):
     use_all(comm)
     if comm.rank == victim:
@@ -208,6 +282,48 @@ def test_a_stopped_rank_is_named_in_time(tmp_path):
     assert f"rank 0 waited {SHORT:g} s for recv(float64 x 1, from 15)" in texts[0]
     assert f"rank 15: process {pid} is stopped" in texts[0]
     assert texts == [texts[0]] * len(texts)
+
+
+# --- Limits -----------------------------------------------------------------------------------------------------------
+
+
+def use_up_descriptors(more):
+    """Let this process open `more` descriptors, by raising its soft limit."""
+    last = max(opened()) + 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last, last + more))
+    with suppress(OSError):
+        while True:
+            os.dup(0)
+
+
+def exchange_at_the_soft_limit(comm):
+    use_all(comm)
+    if comm.rank in (3, 4):
+        use_up_descriptors(10)
+        out, peer = np.zeros(1), 7 - comm.rank
+        comm.sendrecv(np.full(1, comm.rank + 1.0), peer, out, peer)
+        assert out[0] == peer + 1
+
+
+def test_the_soft_limit_on_descriptors_grows_with_the_connections():
+    with harness.world("0000111122", "nodes") as pool:
+        pool.run(exchange_at_the_soft_limit, ())
+
+
+def send_at_the_hard_limit(comm):
+    use_all(comm)
+    if comm.rank == 3:
+        use_up_descriptors(0)
+        return str(raised(ringcomm.RingcommError, lambda: comm.recv(np.zeros(1), 4)))
+    return str(until_broken(comm))
+
+
+def test_a_rank_without_a_descriptor_for_a_connection_is_named_on_all_ranks_with_its_limit():
+    with harness.world("0000111122", "nodes") as pool:
+        texts = set(pool.run(send_at_the_hard_limit, ()))
+    assert len(texts) == 1
+    found = "rank 3 has no file descriptor left to connect to another rank (Too many open files): its limit"
+    assert f"rank 3 cannot connect to other ranks any more: {found} (RLIMIT_NOFILE) is " in texts.pop()
 
 
 # --- Strangers --------------------------------------------------------------------------------------------------------
