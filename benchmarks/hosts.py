@@ -11,8 +11,8 @@ from pathlib import Path
 
 __all__ = ["Host", "hosts"]
 
-# In these scripts $0 is the number of the link. With equal indices of both ends the kernel would take a second to bring it
-# up.
+# In these scripts $0 is the number of the link. With equal indices of both ends the kernel would take a second to bring
+# it up.
 LINK = "ip link add eth$0 index 10$0 type veth peer name eth$0 index 20$0 netns $1"
 SWITCH = "ip link add switch$0 type bridge; ip link set switch$0 up"
 PORT = """
@@ -57,7 +57,7 @@ class Host:
 
 @contextmanager
 def hosts(count: int, rates: Sequence[str | None] = (None,)) -> Iterator[list[Host]]:
-    """Make hosts with as many links as there are rates, such as "1gbit": what a host sends, and receives, at most there."""
+    """Make hosts with a link for each of the rates, such as "1gbit": what a host at most sends there, and receives."""
     with ExitStack() as stack:
         made = [Host(stack, [f"10.0.{link}.{1 + i}" for link in range(len(rates))]) for i in range(count)]
         switches = Host(stack) if count > 2 else None

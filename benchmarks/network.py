@@ -228,29 +228,25 @@ def keep(machine: Machine, new: list[Row]) -> None:
     path.with_suffix(".md").write_text(f"{title}\n\n{tables(list(rows.values()))}\n")
 
 
+def rates_of(text: str) -> list[str | None]:
+    return [None if rate == "0" else rate for rate in text.split(",")]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--hosts", type=whole(2), default=2, help="default: 2")
     add("--ranks-per-host", type=whole(1), default=1, help="default: 1")
-    add(
-        "--rates",
-        type=several(str),
-        default="0",
-        help="of each host's links, such as 1gbit,1gbit; 0, the default: unlimited",
-    )
+    text = "of each host's links, such as 1gbit,1gbit for two of them; 0: unlimited (default: 0)"
+    add("--rates", type=rates_of, default="0", help=text)
     add("--real-time", action="store_true", help="run at a real-time priority")
     add("--sizes", type=several(parse_bytes), default=SIZES, help=f"default: {SIZES}")
     add("--collectives", type=several(one_of("collective", MEASURED)), default=",".join(MEASURED), help="default: all")
     add("--rounds", type=whole(1), default=5, help="default: 5")
     add("--seconds", type=positive, default="0.2", help="of a round (default: 0.2)")
     arguments = parser.parse_args()
-    setup = Setup(
-        arguments.hosts,
-        arguments.ranks_per_host,
-        tuple(each if each != "0" else None for each in arguments.rates),
-        arguments.real_time,
-    )
+    rates = tuple(arguments.rates)
+    setup = Setup(arguments.hosts, arguments.ranks_per_host, rates, arguments.real_time)
     machine, rows, status = Machine.here(), list[Row](), 0
     os.environ["RINGCOMM_JOB_SECRET"] = secrets.token_hex(32)
     if setup.real_time:  # also of all that this process starts

@@ -221,11 +221,11 @@ class Config:
             of both. None, the default: as measured, else 10.
         host_id: Under MPI, ranks with different ids count as ranks of different hosts. All ranks must set one, or none.
             Default: None.
-        host_address: Between hosts: the address at which the other hosts reach this one. None, the default: that of the
-            interface that leads to the store of the job (--master-addr, MASTER_ADDR). With several, "10.0.0.1,10.1.0.1",
-            large data goes over all of them, everything else over the first.
-        flows: Between hosts, over sockets: how many connections carry the large data of two ranks at each address. None,
-            the default: as `ringcomm tune --network` has measured, else 1.
+        host_address: Between hosts: the address at which the other hosts reach this one. Over sockets there may be
+            several, such as "10.0.0.1,10.1.0.1": large data goes over all of them, everything else over the first.
+            None, the default: that of the interface that leads to the store of the job (--master-addr, MASTER_ADDR).
+        flows: Between hosts, over sockets: the number of connections that carry the large data of two ranks, at each
+            address. None, the default: as `ringcomm tune --network` has measured, else 1.
         keepalive: Between hosts: seconds after which a host that does not answer is lost, at most a day. Default: 15.
         link: Between hosts, without MPI: "sockets" or "ucx". None, the default: UCX where all ranks have RDMA, else
             sockets, which are faster than UCX over TCP.

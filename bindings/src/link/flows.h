@@ -20,7 +20,7 @@ namespace ringcomm {
 
 class Flows {
 public:
-    static constexpr size_t LEAST_BYTES = 64 << 10;  // of a payload
+    static constexpr size_t LEAST_BYTES = 128 << 10;  // of a payload
 
     void add(int fd);  // owns it
     bool carry(size_t bytes) const { return open_ && bytes >= LEAST_BYTES; }

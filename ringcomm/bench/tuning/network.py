@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from itertools import combinations_with_replacement
 from pathlib import Path
 from time import perf_counter
+from typing import cast
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from ringcomm import ArgumentError, Communicator, RingcommError
 from ringcomm.bench.machine import Machine
 from ringcomm.bench.world import ERROR, hosts_of
 from ringcomm.machine import tuning
+from ringcomm.transports.network.transport import NetworkTransport
 
 __all__ = ["measure", "pairs_by_kinds", "tune_network"]
 
@@ -49,7 +51,7 @@ def tune_network(comm: Communicator, path: Path, rounds: int) -> int:
             raise RingcommError(f"the machines are too busy to measure their network: {text}; {path} is unchanged")
         flows, (latency, byte_time) = 1, cost
         for more in FLOWS:
-            if not comm._transport.use_flows(more):
+            if not cast(NetworkTransport, comm._transport).use_flows(more):
                 break
             cost = measure(comm, between, rounds)
             if cost is None or cost[1] > FASTER * byte_time:

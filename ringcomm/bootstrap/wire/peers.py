@@ -27,8 +27,8 @@ ACCEPTED_AT_ONCE = 128  # peers, before those that have come already are heard
 class Gate:
     """Where a server listens, and whom it admits: unix.UnixGate, tcp.TcpGate."""
 
-    def __init__(self, listener: socket.socket) -> None:
-        self.listener = listener
+    def __init__(self, *listeners: socket.socket) -> None:
+        self.listeners = listeners
 
     def greet(self, peer: socket.socket) -> tuple[MessageSocket | None, str]:
         """Return the socket by which to hear a new peer, if it is still there, and why it is refused, or ""."""
@@ -73,12 +73,14 @@ class PeerServer:
     def __init__(self, gate: Gate, receive: Callable[[Any], object], rank: int | None) -> None:
         self._gate, self._receive, self._rank = gate, receive, rank
         self._refusals = RefusalLog()
-        self._listener, self._accepts_again = gate.listener, 0.0
-        close_in_children(self._listener)
+        self._accepts_again = 0.0
+        for listener in gate.listeners:
+            close_in_children(listener)
         self._peers: set[MessageSocket] = set()
         self._open = ExitStack()
         self._selector = self._open.enter_context(selectors.DefaultSelector())
-        self._open.enter_context(self._listener)
+        for listener in gate.listeners:
+            self._open.enter_context(listener)
 
     def add(self, peer: MessageSocket) -> None:
         peer.setblocking(False)
@@ -112,9 +114,9 @@ class PeerServer:
             peer = key.fileobj
             if key.data:
                 key.data()
-            elif peer is self._listener:
+            elif peer in self._gate.listeners:
                 for _ in range(min(ACCEPTED_AT_ONCE, self._gate.room())):
-                    if not self._accept():
+                    if not self._accept(peer):
                         break
             elif peer in self._peers:  # not dropped meanwhile
                 assert isinstance(peer, MessageSocket)
@@ -153,16 +155,18 @@ class PeerServer:
         self._peers.remove(peer)
 
     def _listen(self, wanted: bool) -> None:
-        if wanted != (self._listener in self._selector.get_map()):
+        for listener in self._gate.listeners:
+            if wanted == (listener in self._selector.get_map()):
+                continue
             if wanted:
-                self._selector.register(self._listener, selectors.EVENT_READ)
+                self._selector.register(listener, selectors.EVENT_READ)
             else:
-                self._selector.unregister(self._listener)
+                self._selector.unregister(listener)
 
-    def _accept(self) -> bool:
+    def _accept(self, listener: socket.socket) -> bool:
         """Accept a peer, if there is one, and return whether there may be more."""
         try:
-            peer, _ = self._listener.accept()
+            peer, _ = listener.accept()
         except OSError as error:
             if error.errno in (errno.ECONNABORTED, errno.EAGAIN, errno.EINTR):
                 return False  # none, or it disconnected again

@@ -5,6 +5,9 @@ two ranks can connect at any time. The secret of their handshake is that of the 
 that listens, so that no rank is taken for another. Then the one that connects sends its number, and waits until the
 other has taken the connection. If two ranks connect to each other at once, the lower one gives its attempt up.
 
+Two connected ranks may make flows, further connections for their large data: flow number f between the addresses number
+f of their hosts, counted around. The higher rank makes them. A flow that cannot be made is logged, and not missed.
+
 A rank that cannot be reached has closed, or died, or is slow: search.py finds out, by questions to the other ranks of
 its host. They travel as connections do, but name the rank that they are about.
 """
@@ -22,10 +25,10 @@ from dataclasses import dataclass
 from ringcomm.bootstrap.start_errors import missing_connections, rank_in_job
 from ringcomm.bootstrap.store import Store, all_gather_facts
 from ringcomm.bootstrap.wire.framing import MessageSocket
-from ringcomm.bootstrap.wire.handshake import MESSAGE_OF_HANDSHAKE, client_handshake
+from ringcomm.bootstrap.wire.handshake import HANDSHAKE_TIMEOUT, MESSAGE_OF_HANDSHAKE, client_handshake
 from ringcomm.bootstrap.wire.keepalive import patience_with, probe
 from ringcomm.bootstrap.wire.peers import PeerServer
-from ringcomm.bootstrap.wire.tcp import TcpGate, begin_to_connect, is_established
+from ringcomm.bootstrap.wire.tcp import TcpGate, begin_to_connect, is_established, split_address
 from ringcomm.bootstrap.wire.unix import close_descriptors
 from ringcomm.errors import RingcommError
 from ringcomm.machine import descriptors
@@ -37,30 +40,32 @@ __all__ = ["LEFT", "RUNS", "Mesh", "connect_mesh"]
 log = logging.getLogger("ringcomm")
 
 ADDRESSES = "mesh"  # in the store
-HELLO = struct.Struct("!II")  # the rank that connects, and the one that it is about: mostly the one that listens
+# The rank that connects; the one that it is about, mostly the one that listens; the number of the flow, or 0.
+HELLO = struct.Struct("!III")
 TAKEN, CONNECTING = b"taken", b"connecting"  # the answers about itself; about another rank: see Search.end
 
 
 def connect_mesh(
-    layout: HostLayout, store: Store, address: str, secret: bytes, keepalive: float, timeout: float
+    layout: HostLayout, store: Store, hosts: Sequence[str], secret: bytes, keepalive: float, timeout: float
 ) -> "Mesh":
     """Return a mesh in which this rank is connected to its neighbors.
 
-    `address` is that of this host, without a port, at which the others reach this rank; it may differ per rank. All
-    ranks know the `secret`. `keepalive`: see Config.
+    `hosts` are the addresses of this host, without a port, at which the others reach this rank; they may differ per
+    rank. Flows use all of them, other connections the first. All ranks know the `secret`. `keepalive`: see Config.
 
     Raises CollectiveTimeout naming the neighbors that have not connected within `timeout` seconds, and what another
     rank has told the store.
     """
     deadline = time.monotonic() + timeout
     with ExitStack() as failed:
-        mesh = Mesh(layout, store.members, address, secret, keepalive)
+        mesh = Mesh(layout, store.members, hosts, secret, keepalive)
         failed.callback(mesh.close)
         rank, size, neighbors = mesh.rank, mesh.size, layout.neighbors()
         descriptors.provide_connections(mesh.number, len(neighbors))
-        mesh.addresses = all_gather_facts(
-            store, ADDRESSES, rank, size, mesh.address, timeout, meanwhile=lambda: mesh.serve(0)
+        of_all = all_gather_facts(
+            store, ADDRESSES, rank, size, ",".join(mesh.own), timeout, meanwhile=lambda: mesh.serve(0)
         )
+        mesh.addresses = [each.split(",") for each in of_all]
         for peer in neighbors:
             if peer < rank:
                 mesh.connect_to(peer)
@@ -84,32 +89,36 @@ class _Attempt:
     about: int
     steps: Generator[bytes, bytes, bytes]
     expires: float
+    flow: int = 0
 
 
 class Mesh:
     """This rank's end of the mesh.
 
     Attributes:
-        address: Where this rank listens.
+        own: The addresses at which this rank listens.
         addresses: Those of all ranks.
         connected: For each rank whose connection nobody has taken over yet the descriptor of a TCP socket, which does
             not block, and probes the other host.
+        flows: The rank, and the descriptor, of each flow that nobody has taken over yet.
         ended: What has become of ranks to which there is no connection: LEFT, or why they are lost.
         failures: Why the last attempt to connect to a rank has failed.
     """
 
     def __init__(
-        self, layout: HostLayout, members: Sequence[int], address: str, secret: bytes, keepalive: float
+        self, layout: HostLayout, members: Sequence[int], hosts: Sequence[str], secret: bytes, keepalive: float
     ) -> None:
         self.rank, self.size = layout.local_ranks[layout.local_rank], sum(map(len, layout.ranks))
         self.number = rank_in_job(members, self.rank)
-        self._layout, self._secret, self._keepalive = layout, secret, keepalive
+        self._members, self._layout, self._secret, self._keepalive = members, layout, secret, keepalive
         purpose = f"rank {self.number}: the address of this host (RINGCOMM_HOST_ADDRESS)"
-        gate = TcpGate(f"{address}:0", purpose, self._secret_of(self.rank), None)
+        first, *others = [f"{host}:0" for host in hosts]
+        gate = TcpGate(first, purpose, self._secret_of(self.rank), None, *others)
         self.server = PeerServer(gate, self._receive, self.number)
-        self.address = gate.address
-        self.addresses: list[str] = []
+        self.own = gate.addresses
+        self.addresses: list[list[str]] = []
         self.connected: dict[int, int] = {}
+        self.flows: list[tuple[int, int]] = []
         self.ended: dict[int, bytes] = {}
         self.failures: dict[int, OSError] = {}
         self._searches: dict[int, Search] = {}
@@ -119,7 +128,11 @@ class Mesh:
 
     def close(self) -> None:
         self.server.close()
-        close_descriptors(self.connected.values())
+        close_descriptors([*self.connected.values(), *(fd for _, fd in self.flows)])
+
+    def number_of(self, rank: int) -> int:
+        """Return the number of a rank in the job."""
+        return rank_in_job(self._members, rank)
 
     def find_ended(self, state_of: Callable[[int], bytes]) -> None:
         """From now on find out what has become of ranks that cannot be reached.
@@ -137,6 +150,18 @@ class Mesh:
         patience = patience_with(self._keepalive).idle if self._state_of else math.inf
         self._searches[rank] = Search(rank, [each for each in asked if each != rank], patience)
 
+    def add_flow(self, rank: int, flow: int) -> None:
+        """Begin to make a flow to a lower rank, to which this one is connected."""
+        address = self.addresses[rank][flow % len(self.addresses[rank])]
+        source, _ = split_address(self.own[flow % len(self.own)])
+        expires = time.monotonic() + HANDSHAKE_TIMEOUT
+        try:
+            peer = begin_to_connect(address, self._keepalive, source)
+        except OSError as error:
+            self._warn(rank, flow, error)
+        else:
+            self._introduce(peer, _Attempt(rank, rank, self._introduction(rank, rank, flow), expires, flow))
+
     def take(self) -> dict[int, int]:
         """Return the new connections; the caller owns them from now on."""
         taken, self.connected = self.connected, {}
@@ -146,7 +171,7 @@ class Mesh:
     def reason(self, rank: int) -> str:
         """Say why this rank is not connected to another one."""
         error = self.failures.get(rank)
-        return f"at {self.addresses[rank]}: {(error.strerror or error) if error else 'no answer'}"
+        return f"at {self.addresses[rank][0]}: {(error.strerror or error) if error else 'no answer'}"
 
     def serve(self, timeout: float = math.inf) -> None:
         """Wait up to `timeout` seconds for what other ranks send, and handle it.
@@ -177,20 +202,22 @@ class Mesh:
         search = self._searches[rank]
         target, expires = search.next()
         try:
-            peer = begin_to_connect(self.addresses[target], self._keepalive)
+            peer = begin_to_connect(self.addresses[target][0], self._keepalive)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise descriptors.exhausted(self.number, "to connect to another rank", error) from None
             self._failed(target, rank, error)
             return
-        self.server.add(peer)
-        steps = self._introduction(target, rank)
-        next(steps)
-        self._attempts[peer] = _Attempt(target, rank, steps, expires)
+        self._introduce(peer, _Attempt(target, rank, self._introduction(target, rank, 0), expires))
 
-    def _introduction(self, target: int, about: int) -> Generator[bytes, bytes, bytes]:
+    def _introduce(self, peer: MessageSocket, attempt: _Attempt) -> None:
+        self.server.add(peer)
+        next(attempt.steps)
+        self._attempts[peer] = attempt
+
+    def _introduction(self, target: int, about: int, flow: int) -> Generator[bytes, bytes, bytes]:
         yield from client_handshake(self._secret_of(target))
-        answer = yield HELLO.pack(self.rank, about)
+        answer = yield HELLO.pack(self.rank, about, flow)
         if not answer:
             raise ConnectionResetError("it closed the connection")
         return answer
@@ -200,7 +227,7 @@ class Mesh:
         try:
             message = attempt.steps.send(peer.recv(MESSAGE_OF_HANDSHAKE))
             peer.send(message)
-            if len(message) == HELLO.size and attempt.target == attempt.about:
+            if len(message) == HELLO.size and attempt.target == attempt.about and not attempt.flow:
                 attempt.expires = math.inf  # the other may take this connection, now or later
         except StopIteration as answer:
             del self._attempts[peer]
@@ -212,6 +239,9 @@ class Mesh:
 
     def _answered(self, peer: MessageSocket, attempt: _Attempt, answer: bytes) -> None:
         rank = attempt.about
+        if attempt.flow:
+            self.flows.append((rank, self.server.release(peer)))
+            return
         if answer == TAKEN:
             self._take(rank, peer)
             self._taken.add(rank)  # the other has this connection, and no other one
@@ -228,7 +258,14 @@ class Mesh:
         attempt = self._attempts.pop(peer)
         answers = is_established(peer)
         self.server.drop(peer)
-        self._failed(attempt.target, attempt.about, error, answers)
+        if attempt.flow:
+            self._warn(attempt.about, attempt.flow, error)
+        else:
+            self._failed(attempt.target, attempt.about, error, answers)
+
+    def _warn(self, rank: int, flow: int, error: OSError) -> None:
+        text = "rank %d has no flow %d to rank %d (%s): its large data takes fewer connections"
+        log.warning(text, self.number, flow, self.number_of(rank), error.strerror or error)
 
     def _failed(self, target: int, rank: int, error: OSError, answers: bool = False) -> None:
         if rank not in self._searches:
@@ -251,7 +288,7 @@ class Mesh:
             self._advance(peer)
             return
         try:
-            rank, about = HELLO.unpack(peer.recv(HELLO.size))
+            rank, about, flow = HELLO.unpack(peer.recv(HELLO.size))
         except BlockingIOError:
             return
         except (OSError, struct.error):
@@ -260,6 +297,10 @@ class Mesh:
             self.server.refuse(peer, "it sent no number of another rank")
         elif about != self.rank:
             self._answer(peer, self._state_of(about) if self._state_of else RUNS)
+        elif flow and (rank in self._taken or rank in self.connected):
+            with suppress(OSError):
+                peer.send(TAKEN)
+            self.flows.append((rank, self.server.release(peer)))
         elif rank in self._taken:  # of two attempts at once, the one that this rank has made is in use
             self.server.drop(peer)
         elif rank < self.rank and any(map(is_established, self._attempts_at(rank))):
@@ -273,7 +314,8 @@ class Mesh:
             self._take(rank, peer)
 
     def _attempts_at(self, rank: int) -> list[MessageSocket]:
-        return [peer for peer, attempt in self._attempts.items() if attempt.target == attempt.about == rank]
+        mine = [(peer, attempt) for peer, attempt in self._attempts.items() if not attempt.flow]
+        return [peer for peer, attempt in mine if attempt.target == attempt.about == rank]
 
     def _answer(self, peer: MessageSocket, answer: bytes) -> None:
         with suppress(OSError):

@@ -30,7 +30,13 @@ class SocketNetwork(Network):
     """
 
     def __init__(
-        self, mesh: Mesh, name: str, keepalive: float, selector: AlgorithmSelector, survivors: Survivors | None
+        self,
+        mesh: Mesh,
+        name: str,
+        keepalive: float,
+        flows: int,
+        selector: AlgorithmSelector,
+        survivors: Survivors | None,
     ) -> None:
         with ExitStack() as failed:
             failed.callback(mesh.close)
@@ -39,6 +45,13 @@ class SocketNetwork(Network):
             failed.pop_all()
         super().__init__(handle, selector, "sockets", survivors)
         self._close = weakref.finalize(self, connector.close)
+        self._most_addresses = max(map(len, mesh.addresses))
+        self.use_flows(flows)
+
+    def use_flows(self, per_address: int) -> bool:
+        number = per_address * self._most_addresses
+        check(lib.rc_network_want_flows(self.handle, number if number > 1 else 0))  # one carries no more than none
+        return True
 
     def leave(self) -> None:
         self._close()
@@ -57,8 +70,10 @@ class _Connector:
 
     def __init__(self, handle: Any, mesh: Mesh) -> None:
         self._handle, self._mesh = handle, mesh
-        self._readable, self._wanted, self._count = ffi.new("int *"), ffi.new("int[]", mesh.size), ffi.new("int *")
+        self._readable, self._count = ffi.new("int *"), ffi.new("int *")
+        self._wanted, self._flows = ffi.new("int[]", mesh.size), ffi.new("int[]", mesh.size)
         self._ended, self._how = ffi.new("int *"), ffi.new("char[]", HOW_BYTES)
+        self._left = ffi.new("int *")
         mesh.find_ended(self._state_of)
         self._take_wanted()
         mesh.server.call_on(self._readable[0], self._take_wanted)
@@ -89,14 +104,29 @@ class _Connector:
                 check(lib.rc_network_connect(self._handle, rank, -1, b"no connection is made any more"))
 
     def _take_wanted(self) -> None:
-        check(lib.rc_network_wanted(self._handle, self._readable, self._wanted, self._count))
-        for rank in self._wanted[0 : self._count[0]]:
-            self._mesh.connect_to(rank)
+        check(lib.rc_network_wanted(self._handle, self._readable, self._wanted, self._flows, self._count))
+        for rank, flow in zip(self._wanted[0 : self._count[0]], self._flows, strict=False):
+            if flow:
+                self._mesh.add_flow(rank, flow)
+            else:
+                self._mesh.connect_to(rank)
+        self._log_ended_flows()
+
+    def _log_ended_flows(self) -> None:
+        while True:
+            check(lib.rc_network_ended_flow(self._handle, self._ended, self._left, self._how, HOW_BYTES))
+            if self._ended[0] < 0:
+                return
+            how, other = ffi.string(self._how).decode(), self._mesh.number_of(self._ended[0])
+            text = "rank %d: a flow to rank %d has ended (%s); its large data takes the %d that are left"
+            log.warning(text, self._mesh.number, other, how, self._left[0])
 
     def _report(self) -> None:
         """Tell the core which ranks are connected, and of which others it is known that they never will be."""
         for rank, fd in self._mesh.take().items():
             check(lib.rc_network_connect(self._handle, rank, fd, NULL))
+        while self._mesh.flows:
+            check(lib.rc_network_add_flow(self._handle, *self._mesh.flows.pop()))
         while self._mesh.ended:
             rank, how = self._mesh.ended.popitem()
             check(lib.rc_network_connect(self._handle, rank, -1, NULL if how == LEFT else how))

@@ -66,7 +66,9 @@ def _connect_hosts(
     patient = replace(config, start_timeout=config.start_limit + longer)
     # That of the interface to the store, else the name of this host.
     server = store.server or master_address()
-    address = config.host_address or (local_address(server) if server else os.uname().nodename)
+    given = config.host_address.split(",") if config.host_address else []
+    hosts = given or [local_address(server) if server else os.uname().nodename]
+    address = next((each for each in hosts if loopback(each)), hosts[0])
     found = loopback(address) if job.machines > 1 else ""
     handle = connect_ucx(rank, size, store, patient, "" if found else address)
     name = "sockets" if handle is None else "ucx"
@@ -77,8 +79,8 @@ def _connect_hosts(
     if found:
         raise unreachable(rank_in_job(store.members, rank), address, found)
     secret = ranks[0]["secret"].encode()
-    mesh = connect_mesh(layout, store, address, secret, config.keepalive, patient.start_limit)
-    network = SocketNetwork(mesh, ranks[0]["name"], config.keepalive, job.selector(name), survivors)
+    mesh = connect_mesh(layout, store, hosts, secret, config.keepalive, patient.start_limit)
+    network = SocketNetwork(mesh, ranks[0]["name"], config.keepalive, job.flows, job.selector(name), survivors)
     return job.make_transport(network, local)
 
 
