@@ -253,6 +253,13 @@ void a_death_in_another_group_has_its_number_in_the_parent(NetworkRank& at) {
     }
 }
 
+// As when nobody can make connections any more.
+void a_network_that_fails_names_its_rank(NetworkRank& at) {
+    if (at.rank == 1) DO(rc_network_fail(at.network, "has no descriptor left"));
+    const std::string text = message_of(run(at.comm, RC_BARRIER, nullptr, nullptr, 0), RC_SYSTEM);
+    CHECK(rc_last_error()->rank == 1 && text.find("rank 1 has no descriptor left") != std::string::npos);
+}
+
 // What the two ranks of a link have sent each other.
 struct Mailboxes {
     std::mutex mutex;
@@ -346,7 +353,12 @@ int main() {
             a_rank_that_leaves_is_named, what_a_rank_sent_before_it_left_arrives,
             closing_wakes_the_waiters_of_this_rank, a_timeout_names_the_late_rank});
     }
-    on({"01", "0011"}, tuning, {large_calls_mismatch_too, a_host_that_is_closed_first});
+    on({"01", "0011", "01012"}, tuning,
+       {different_calls_leave_outputs_untouched, a_failure_reaches_every_rank, a_rank_that_leaves_is_named,
+        what_a_rank_sent_before_it_left_arrives, closing_wakes_the_waiters_of_this_rank, a_timeout_names_the_late_rank},
+       Connected::WHEN_NEEDED);
+    on({"01", "0011"}, tuning,
+       {large_calls_mismatch_too, a_host_that_is_closed_first, a_network_that_fails_names_its_rank});
     on({"0011"}, tuning, {closing_ends_a_wait_inside_the_host});
     on({"01", "012"}, tuning, {a_lost_peer_is_named});
     on({"01", "012"}, impatient(), {a_message_that_never_comes_is_a_timeout});

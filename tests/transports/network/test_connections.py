@@ -16,6 +16,7 @@ import ringcomm
 from cases.failures_between_hosts import SHORT, abort
 from harness.failures import PROMPT, check_usable, outcomes, raised, until, until_broken
 from ringcomm import CollectiveTimeout, PeerLost
+from ringcomm.testing import check_rank
 from ringcomm.transports.network.layout import layout_of
 
 HOSTS = "0000111122223333"
@@ -155,6 +156,16 @@ def test_an_abort_reaches_a_group_of_unconnected_ranks():
     with harness.world(HOSTS, "nodes") as pool:
         texts = {text for text in pool.run(abort_a_group, ()) if text}
     assert len(texts) == 1
+
+
+def keep_the_contract(comm):
+    """In groups whose rails are not connected before."""
+    check_rank(lambda: comm.split(0, key=7 * comm.rank % comm.size))
+
+
+def test_ranks_that_connect_at_first_use_keep_the_contract():
+    with harness.world(HOSTS, "nodes") as pool:
+        pool.run(keep_the_contract, ())
 
 
 # --- Peers that are gone ----------------------------------------------------------------------------------------------
