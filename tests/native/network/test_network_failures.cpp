@@ -331,6 +331,54 @@ void an_abort_by_a_mismatch_shows_it_before_the_records_come() {
     second.join();
 }
 
+// Not connected, or never flushed.
+struct SilentLink final : ringcomm::Link {
+    SilentLink() : Link(0, 3) {}
+
+    void send(int, uint64_t, const std::byte*, size_t, ringcomm::LinkTransfer&) override {}
+    void receive(int, uint64_t, std::byte*, size_t, ringcomm::LinkTransfer&) override {}
+    void cancel(ringcomm::LinkTransfer&) override {}
+    void drop(uint64_t) override {}
+    void send_packet(int peer, std::span<const std::byte>) override { ++sent[peer]; }
+    bool has_room(int) const override { return true; }
+    bool connected(int) const override { return false; }
+    bool progress(ringcomm::LinkEvents&) override { return false; }
+    void sleep(uint64_t) override { std::this_thread::yield(); }
+    void wake() override {}
+    bool flushed() const override { return ++looks, false; }
+    void after_fork() override {}
+
+    int sent[3]{};
+    mutable int looks = 0;
+};
+
+// Each process hears once of the last 1,000 groups that this one has left before they were connected.
+void what_is_kept_of_groups_that_were_left_is_bounded() {
+    auto owned = std::make_unique<SilentLink>();
+    SilentLink& link = *owned;
+    ringcomm::NetworkWorld world(std::move(owned));
+    for (uint64_t group = 0; group < 1100; ++group) {
+        const ringcomm::PacketWriter closed({group, ringcomm::PacketType::CLOSED, 0});
+        world.remove(group, {closed}, group % 2 ? std::vector{1, 2} : std::vector{1});
+    }
+    const std::unique_lock lock(world.mutex);
+    for (int i = 0; i < 2; ++i) {
+        for (const int process : {1, 2}) world.connected(process);
+    }
+    CHECK(link.sent[1] == 1000 && link.sent[2] == 500);
+}
+
+void a_network_waits_once_for_what_was_sent() {
+    auto owned = std::make_unique<SilentLink>();
+    SilentLink& link = *owned;
+    ringcomm::NetworkWorld world(std::move(owned));
+    world.flush();
+    const int looks = link.looks;
+    CHECK(looks > 0);
+    world.flush();
+    CHECK(link.looks == looks);
+}
+
 // The communicator of the host goes first, as the collector of a program may have it.
 void a_host_that_is_closed_first(NetworkRank& at) {
     std::vector<int> x(5), y(5);
@@ -366,5 +414,7 @@ int main() {
     on({"01"}, tuning, {an_abort_in_large_calls});
     on({"0123456789abcdefghij"}, tuning, {every_rank_calls_something_else});
     an_abort_by_a_mismatch_shows_it_before_the_records_come();
+    what_is_kept_of_groups_that_were_left_is_bounded();
+    a_network_waits_once_for_what_was_sent();
     return failures > 0;
 }
