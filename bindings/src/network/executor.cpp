@@ -121,8 +121,8 @@ void NetworkCall::exchange(const ProgramStep& step, std::span<const ProgramStep>
             for (Pieces* pieces : {&out, &in}) {
                 if (!pieces->front_ended() || !pieces->front_failed()) continue;
                 const int peer = pieces == &out ? step.dest : step.source;
-                wait([&] { return world.lost(group_.members()[peer]) != nullptr; }, peer,
-                     peer);  // the link says why next
+                // The link says why next.
+                wait([&] { return world.lost(group_.members()[peer]) != nullptr; }, peer, peer);
                 fail(*group_.peer_failure(peer, describe_call()));
             }
             while (out.front_ended() && !out.front_failed()) out.take();

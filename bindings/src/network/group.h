@@ -108,8 +108,12 @@ public:
     uint64_t tag() const { return 2 * number_; }
     uint64_t message_tag() const { return 2 * number_ + 1; }
 
-    // For the one collective in flight. True of a rank of which nobody knows which calls it has finished.
-    bool finished(int r, uint64_t epoch) const { return closed(r) && last_finished(r) >= epoch; }
+    // For the one collective in flight. Where nobody knows what a rank has finished that has left, it has, unless this
+    // rank still waits for it: they were never connected.
+    bool finished(int r, uint64_t epoch, bool is_awaited) const {
+        const uint64_t last = last_finished(r);
+        return closed(r) && last >= epoch && !(is_awaited && last == UNKNOWN);
+    }
     std::byte* scratch(size_t bytes);
     // All ranks reach agreements in the same order. While one is being reached, a host may begin the next, but not the
     // one after.

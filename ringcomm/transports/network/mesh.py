@@ -33,9 +33,9 @@ from ringcomm.bootstrap.wire.unix import close_descriptors
 from ringcomm.errors import RingcommError
 from ringcomm.machine import descriptors
 from ringcomm.transports.network.layout import HostLayout
-from ringcomm.transports.network.search import LEFT, RUNS, SLICE, Search
+from ringcomm.transports.network.search import RUNS, SLICE, Search
 
-__all__ = ["LEFT", "RUNS", "Mesh", "connect_mesh"]
+__all__ = ["Mesh", "connect_mesh"]
 
 log = logging.getLogger("ringcomm")
 
@@ -96,12 +96,13 @@ class Mesh:
     """This rank's end of the mesh.
 
     Attributes:
+        rank, size: Of this rank among those that connect; in the job it is rank `number`.
         own: The addresses at which this rank listens.
         addresses: Those of all ranks.
         connected: For each rank whose connection nobody has taken over yet the descriptor of a TCP socket, which does
             not block, and probes the other host.
         flows: The rank, and the descriptor, of each flow that nobody has taken over yet.
-        ended: What has become of ranks to which there is no connection: LEFT, or why they are lost.
+        ended: What has become of ranks that cannot be reached: LEFT, or why they are lost.
         failures: Why the last attempt to connect to a rank has failed.
     """
 

@@ -16,6 +16,7 @@ import ringcomm
 from cases.failures_between_hosts import SHORT, abort
 from harness.failures import PROMPT, check_usable, outcomes, raised, until, until_broken
 from ringcomm import CollectiveTimeout, PeerLost
+from ringcomm.testing import check_rank
 from ringcomm.transports.network.layout import layout_of
 
 HOSTS = "0000111122223333"
@@ -157,6 +158,16 @@ def test_an_abort_reaches_a_group_of_unconnected_ranks():
     assert len(texts) == 1
 
 
+def keep_the_contract(comm):
+    """In groups whose rails are not connected before."""
+    check_rank(lambda: comm.split(0, key=7 * comm.rank % comm.size))
+
+
+def test_ranks_that_connect_at_first_use_keep_the_contract():
+    with harness.world(HOSTS, "nodes") as pool:
+        pool.run(keep_the_contract, ())
+
+
 # --- Peers that are gone ----------------------------------------------------------------------------------------------
 
 
@@ -184,25 +195,26 @@ def test_a_lost_rank_is_named_by_all_although_few_are_connected_to_it(how):
         assert ends[rank] - ends[15] < PROMPT
 
 
-def outlive_closed_ranks(comm, closed, ends, over):
+def outlive_closed_ranks(comm, closed, ends, folder):
     """Rank 0 is connected to none of them but rank 12; what they have closed concerns it not."""
+    over = Path(folder, "over")
     if comm.rank in closed:
         comm.close()
+        Path(folder, str(comm.rank)).touch()
         if ends:
             os._exit(0)
     elif comm.rank == 0:
+        until(lambda: all(Path(folder, str(rank)).exists() for rank in closed), "the others")
         x = np.zeros(1)
         received = comm.recv(x, async_op=True)
-        for rank in closed:
-            with suppress(PeerLost):  # it may have closed before
-                comm.send(np.ones(1), rank)
+        comm.send(np.ones(1), 14)
         until(lambda: {*closed} <= {*comm._transport.lost()}, "the end of the others")
-        Path(over).touch()
+        over.touch()
         assert received.wait() == 5
         assert x[0] == 5
-        assert re.search("rank 15 closed the comm", str(raised(PeerLost, lambda: comm.recv(x, 15))))
+        assert "rank 15 closed the communicator" in str(raised(PeerLost, lambda: comm.recv(x, 15)))
     elif comm.rank == 5:
-        until(Path(over).exists, "rank 0")
+        until(over.exists, "rank 0")
         comm.send(np.full(1, 5.0), 0)
 
 
@@ -210,7 +222,7 @@ def outlive_closed_ranks(comm, closed, ends, over):
 @pytest.mark.parametrize("closed", [(13, 14, 15), (12, 13, 14, 15)])
 def test_ranks_that_close_before_others_connect_to_them_are_not_lost(closed, ends, tmp_path):
     with harness.world(HOSTS, "nodes") as pool:
-        for rank, answer, _ in outcomes(pool, outlive_closed_ranks, closed, ends, str(tmp_path / "over")):
+        for rank, answer, _ in outcomes(pool, outlive_closed_ranks, closed, ends, str(tmp_path)):
             if not (ends and rank in closed):
                 assert answer is None, answer
 

@@ -52,7 +52,7 @@ def store():
 
 @pytest.fixture
 def pool():
-    with ThreadPoolExecutor(8) as pool:
+    with ThreadPoolExecutor(9) as pool:
         yield pool
 
 
@@ -537,6 +537,16 @@ def no_descriptor_left(monkeypatch):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         close_descriptors(taken)
+
+
+def test_a_start_provides_descriptors_for_the_neighbors_only(store, pool, monkeypatch):
+    provided = []
+    monkeypatch.setattr(descriptors, "provide_connections", lambda *needed: provided.append(needed))
+    layouts = [layout_of(rank, "000111222") for rank in range(9)]
+    started = [pool.submit(connect_mesh, each, store, LOCAL, SECRET, KEEPALIVE, TIMEOUT) for each in layouts]
+    for each in started:
+        each.result().close()
+    assert sorted(provided) == [(rank, 2) for rank in range(9)]
 
 
 def test_a_mesh_that_had_no_descriptor_left_accepts_ranks_later(meshes, monkeypatch, caplog):
