@@ -27,7 +27,7 @@ import torch.distributed as dist
 import ringcomm
 from ringcomm.arrays.adapters import ADAPTERS, CODES, CUPY, GPU_ARRAYS, TENSOR
 from ringcomm.devices import emulated
-from ringcomm.devices.device import Pointer
+from ringcomm.devices.contract import Pointer
 
 ROUNDS, CALLS = 15, 2000
 SIZE = 1024  # elements

@@ -8,27 +8,29 @@ from functools import cached_property
 from math import prod
 from os import PathLike
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from ringcomm import objects
 from ringcomm.arrays.adapters import ADAPTERS, check_disjoint, checked_output, dtype_of, find_device
 from ringcomm.bootstrap.place import Place
-from ringcomm.devices.device import Device
 from ringcomm.errors import Aborted, ArgumentError, MismatchError, RingcommError, describe_error, integer, refuse
 from ringcomm.native import NULL, check, failure_observers, lib, seconds
 from ringcomm.pending import PendingCalls, PendingWork, SendRecvPending
 from ringcomm.shapes import Shapes, check_shape
-from ringcomm.trace.dump import dump_if_asked
 from ringcomm.trace.recorder import MARK_BYTES, group_id, record, record_if_asked
 from ringcomm.transports.calls import CollectiveCall, Startable, TransferCall
 from ringcomm.transports.contract import Transport
-from ringcomm.transports.messages import Messages
 from ringcomm.transports.routing import ArrayRouter
 from ringcomm.types import COLLECTIVES, PremulSum, reduction
 from ringcomm.work import Work
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from ringcomm.devices.device import Device
+    from ringcomm.transports.messages import Messages
 
 __all__ = ["Communicator", "open_transports"]
 
@@ -38,7 +40,15 @@ Op = str | PremulSum
 ANY = -1  # the peer of a recv from any source
 
 open_transports: set[Transport] = set()  # of this process
-failure_observers.append(lambda error: dump_if_asked(open_transports, error))
+
+
+def _dump_if_asked(error: RingcommError) -> None:
+    from ringcomm.trace.dump import dump_if_asked
+
+    dump_if_asked(open_transports, error)
+
+
+failure_observers.append(_dump_if_asked)
 
 
 class Communicator:
@@ -296,8 +306,10 @@ class Communicator:
         return self._router.exchange(sent, received)
 
     @cached_property
-    def messages(self) -> Messages:
+    def messages(self) -> "Messages":
         """Messages as MPI matches them: from any source, with any tag, of any length up to that of the array."""
+        from ringcomm.transports.messages import Messages
+
         return Messages(self._transport.handle)
 
     # --- Python objects -----------------------------------------------------------------------------------------------
@@ -374,7 +386,7 @@ class Communicator:
         self._close_replaced()
         return grown
 
-    def empty(self, shape: int | Sequence[int], dtype: DTypeLike, device: str = "host") -> Any:
+    def empty(self, shape: int | Sequence[int], dtype: "DTypeLike", device: str = "host") -> Any:
         """Make a symmetric buffer: a zero-filled array that the peers access directly. Collective.
 
         All ranks pass the same arguments (else MismatchError). Contiguous views of the array are symmetric too. The

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
 from ringcomm.errors import ArgumentError, integer, refuse, unknown
-from ringcomm.machine import files, tuning
+from ringcomm.machine import tuning
 
 __all__ = [
     "Config",
@@ -152,6 +152,8 @@ def job_secret() -> tuple[str, bool]:
 
 def cache_folder() -> Path:
     """Return the folder for files that can be made again, some of which are run; nobody else may write there."""
+    from ringcomm.machine import files
+
     above = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     try:
         return files.private_folder(above / "ringcomm")

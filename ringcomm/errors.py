@@ -1,6 +1,5 @@
 """The errors: one tree. Every error has its facts as attributes and can be sent to other processes."""
 
-import difflib
 import json
 import operator
 from collections.abc import Iterable
@@ -112,6 +111,8 @@ def integer(what: str, value: Any, least: int = -(2**63), most: int = 2**63 - 1)
 
 def unknown(what: str, name: object, known: Iterable[str]) -> ArgumentError:
     """Return the ArgumentError for an unknown name. It suggests the nearest known one."""
+    import difflib  # imported only where a name is wrong
+
     known = sorted(known)
     near = difflib.get_close_matches(str(name), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"

@@ -70,18 +70,17 @@ class CollectiveSpec(NamedTuple):
         return self.gets(rank, root) and not (self.given_by == "ROOT" and rank == root)
 
 
-def _rows(macro: str) -> list[list[str]]:
-    rows = re.findall(rf"^{macro}\(([^)]*)\)", TABLES.read_text(), re.MULTILINE)
-    return [row.split(", ") for row in rows]
+_TABLES: dict[str, list[list[str]]] = {}
+for _macro, _row in re.findall(r"^(\w+_ROW)\(([^)]*)\)", TABLES.read_text(), re.MULTILINE):
+    _TABLES.setdefault(_macro, []).append(_row.split(", "))
 
-
-_DTYPES = _rows("DTYPE_ROW")
+_DTYPES = _TABLES["DTYPE_ROW"]
 DTYPES = {name: code for code, (name, *_) in enumerate(_DTYPES)}
 CPU_DTYPES = frozenset(DTYPES[name] for name, *_, reduced in _DTYPES if reduced == "CPU_AND_GPU")  # reduced there
 
 COLLECTIVES = {
     name: CollectiveSpec(code, given, given_by, got, got_by, kind, kind[3:].lower() if kind.startswith("AS_") else name)
-    for code, (name, _, given, given_by, got, got_by, kind) in enumerate(_rows("COLLECTIVE_ROW"))
+    for code, (name, _, given, given_by, got, got_by, kind) in enumerate(_TABLES["COLLECTIVE_ROW"])
 }
 PUBLIC = tuple(name for name, row in COLLECTIVES.items() if row.moves_as == name)  # methods of a Communicator
 # Of the others the count is that of a block of one rank.
@@ -89,15 +88,15 @@ WHOLE = tuple(name for name, row in COLLECTIVES.items() if row.given == "ARRAY")
 REDUCING = tuple(name for name, row in COLLECTIVES.items() if row.reduces)
 ROOTED = tuple(name for name, row in COLLECTIVES.items() if row.rooted)
 
-PATHS = tuple(name for name, _ in _rows("PATH_ROW"))
+PATHS = tuple(name for name, _ in _TABLES["PATH_ROW"])
 
-_KERNELS = _rows("KERNEL_ROW")
+_KERNELS = _TABLES["KERNEL_ROW"]
 KERNELS = {name: number for number, (name, *_) in enumerate(_KERNELS)}
 REDUCING_KERNELS = tuple(name for name, _, collective in _KERNELS if COLLECTIVES[collective.lower()].reduces)
 ON_GPUS = frozenset(collective.lower() for *_, collective in _KERNELS)
-REASONS = tuple(name for name, _ in _rows("REASON_ROW"))
+REASONS = tuple(name for name, _ in _TABLES["REASON_ROW"])
 
-_OP_KINDS = {name: kinds.split(" | ") for name, _, _, kinds in _rows("OP_ROW")}
+_OP_KINDS = {name: kinds.split(" | ") for name, _, _, kinds in _TABLES["OP_ROW"]}
 _OP_CODES = {name: code for code, name in enumerate(_OP_KINDS)}
 
 

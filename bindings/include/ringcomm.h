@@ -174,6 +174,9 @@ int rc_file_create(int* fd);
 typedef struct {
     int32_t node, cache;
 } rc_domain;
+/* How many cache lines arrive one after another in a small all_reduce of ranks at these places, each with a core of its
+ * own: through the tree, or by one-shot where the tree saves none. */
+int rc_small_call_lines(int size, const rc_domain* domains, int* lines);
 /* Maps the arenas in `fd` (which stays the caller's), as `rank`. pids[i] and pidfds[i] (-1: none) belong to rank i.
  * Rank 0 must open before the others: it writes `nonce`, and the others read it to prove that they share memory. */
 int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pidfds, uint64_t nonce,

@@ -31,6 +31,7 @@ class Cluster(NamedTuple):
     inter_node: LinkCost  # each node has one per direction, shared by its ranks
     work_byte_time: float  # seconds per byte that a rank reduces or copies
     ranks: int
+    flow_byte_time: float = 0  # seconds per byte over the connections of two ranks on different nodes; 0: no limit
 
 
 # Between nodes: the overhead of Python and MPI per message, and most of a 100 Gbit/s network. Within a node: the same
@@ -45,8 +46,9 @@ def schedule_cost(table: ScheduleTable, item: float, cluster: Cluster) -> float:
 
     A transfer starts when both of its ranks are ready, and takes latency + byte_time · bytes. The two halves of an
     exchange run at the same time; the receiver then reduces, and the rank continues when both halves are done. The m
-    transfers of a wave that leave or enter one node share its link: each takes m · byte_time per byte. Transfers of
-    different waves do not share, even if they overlap in time.
+    transfers of a wave that leave or enter one node share its link: each takes m · byte_time per byte, or longer where
+    the connections of its two ranks carry less. Transfers of different waves do not share, even if they overlap in
+    time.
     """
     node = np.arange(len(table.steps)) // cluster.ranks
     ready = np.zeros(len(node))  # when each rank began its step
@@ -57,7 +59,8 @@ def schedule_cost(table: ScheduleTable, item: float, cluster: Cluster) -> float:
         left, entered = (np.bincount(node[ranks[out]], minlength=len(node)) for ranks in (of, to))
         sharing = np.maximum(left[node[of]], entered[node[to]])
         latency = np.where(out, cluster.inter_node.latency, cluster.intra_node.latency)
-        byte_time = np.where(out, cluster.inter_node.byte_time * sharing, cluster.intra_node.byte_time)
+        shared = np.maximum(cluster.inter_node.byte_time * sharing, cluster.flow_byte_time)
+        byte_time = np.where(out, shared, cluster.intra_node.byte_time)
         arrived = np.maximum(ready[of], ready[to]) + latency + byte_time * (wave.length * item)
         done[of] = np.maximum(done[of], arrived)
         done[to] = np.maximum(done[to], arrived + cluster.work_byte_time * (wave.reduced * item))
@@ -80,7 +83,7 @@ def closed_form_cost(terms: Iterable[CostTerm], size: int, item: float, cluster:
             latency, byte_time = cluster.intra_node
         else:
             latency, byte_time = cluster.inter_node
-            byte_time *= min(senders, cluster.ranks)
+            byte_time = max(byte_time * min(senders, cluster.ranks), cluster.flow_byte_time)
         total += rounds * (latency + (byte_time * elements + cluster.work_byte_time * work) * item)
     return total
 

@@ -7,16 +7,18 @@ torch. The fast path reads the most frequent kinds by itself: bindings/python/fa
 import importlib
 import sys
 from math import prod
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from ringcomm.arrays.protocols import read_cuda, view
-from ringcomm.devices.device import Pointer
+from ringcomm.devices.contract import Pointer
 from ringcomm.errors import ArgumentError, refuse, unknown
 from ringcomm.native import ffi, lib
 from ringcomm.types import DTYPES
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 __all__ = [
     "ADAPTERS",
@@ -191,7 +193,7 @@ TENSOR, CUPY, EMULATED = range(3)
 TENSORS: set[type] = set()  # PyTorch's own types, once one was used: subclasses may have no memory of their own
 
 
-def dtype_of(name: DTypeLike) -> tuple["np.dtype[Any]", int]:
+def dtype_of(name: "DTypeLike") -> tuple["np.dtype[Any]", int]:
     """Return the NumPy dtype, and the code, of a dtype given by the user."""
     try:
         dtype = np.dtype(name)

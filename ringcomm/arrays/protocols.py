@@ -5,12 +5,14 @@ import operator
 import warnings
 from collections.abc import Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ringcomm.errors import ArgumentError, refuse
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["HOST", "ON_HOST", "CudaArray", "Exposed", "at_address", "expose", "read_cuda", "read_only", "view"]
 
@@ -18,7 +20,7 @@ HOST, CUDA, CUDA_HOST = 1, 2, 3  # kDLCPU, kDLCUDA, kDLCUDAHost
 ON_HOST = (HOST, CUDA_HOST, 11, 13)  # kDLROCMHost, kDLCUDAManaged
 
 
-def view(x: Any) -> NDArray[Any]:
+def view(x: Any) -> "NDArray[Any]":
     """Return NumPy's view of host memory, by the buffer protocol, else by DLPack, as far as NumPy reads it.
 
     Raises ArgumentError for any other object.
@@ -49,7 +51,7 @@ class Exposed(NamedTuple):
         kind: The DLPack number of the device.
     """
 
-    data: NDArray[np.uint8]
+    data: "NDArray[np.uint8]"
     element: str
     kind: int = HOST
 
@@ -217,12 +219,12 @@ class _Memory:
         self.owner = owner
 
 
-def at_address(address: int, size: int, readonly: bool, owner: object = None) -> NDArray[np.uint8]:
+def at_address(address: int, size: int, readonly: bool, owner: object = None) -> "NDArray[np.uint8]":
     """Return the bytes at an address; the array keeps the owner of the memory alive."""
     return np.asarray(_Memory(address, size, readonly, owner)) if address else np.empty(0, np.uint8)
 
 
-def read_only(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def read_only(data: "NDArray[np.uint8]") -> "NDArray[np.uint8]":
     """Return the same bytes, not to be written."""
     data = data.view(np.ndarray)
     data.flags.writeable = False

@@ -13,7 +13,7 @@ from typing import Self
 from ringcomm.bootstrap.place import UNIX, Place, is_between_hosts
 from ringcomm.bootstrap.session import Contribution
 from ringcomm.bootstrap.start_errors import rank_in_job
-from ringcomm.bootstrap.wire import tcp, unix
+from ringcomm.bootstrap.wire import unix
 from ringcomm.bootstrap.wire.framing import (
     ENDED,
     MESSAGE_BYTES,
@@ -290,10 +290,12 @@ def find_endpoint(place: Place, keepalive: float = KEEPALIVE) -> Endpoint:
     """Return the endpoint of the server of a job: the launcher, or rank 0 where another launcher has started it."""
     store = place.store
     if is_between_hosts(store):
+        from ringcomm.bootstrap.wire import tcp  # its handshake takes hashlib, and thereby OpenSSL
+
         secret = os.fsencode(place.secret)
         name = f"the launcher of node 0 ({store})"
         return Endpoint(name, lambda seconds: tcp.connect(store, secret, seconds, keepalive), address=store)
-    address = unix.user_address(store.removeprefix(UNIX) or place.job)
+    address = unix.public_address(store.removeprefix(UNIX)) if store else unix.user_address(place.job)
     rank = None if store else rank_in_job(place.members, 0)
     return Endpoint(
         name="the launcher" if store else f"rank {rank}",

@@ -10,9 +10,7 @@ Through the store they then tell each other that they have mapped the memory. A 
 and so fails on every rank with the same error: a rank that loses its connection to rank 0 reads the reason there.
 """
 
-import hmac
 import os
-import secrets
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
@@ -100,8 +98,8 @@ class _Server:
     def __init__(self, store: Store, size: int, timeout: float, use: Use, respond: Respond) -> None:
         self._store, self._size, self._timeout, self._use, self._respond = store, size, timeout, use, respond
         self._deadline = time.monotonic() + timeout
-        self._secret = secrets.token_hex(16)
-        self._address = f"\0ringcomm-descriptors-{secrets.token_hex(16)}"
+        self._secret = os.urandom(16).hex()
+        self._address = f"\0ringcomm-descriptors-{os.urandom(16).hex()}"
         gate = UnixGate(self._address, "the descriptors of a start", DescriptorSocket)
         self._peers = PeerServer(gate, self._receive, self._in_job(0))
         self._ranks: dict[DescriptorSocket, int] = {}
@@ -157,6 +155,8 @@ class _Server:
             message = b""
         if peer in self._ranks:  # which has no more to say
             raise self._lost(self._ranks[peer])
+        import hmac  # and with it hashlib and OpenSSL, which no other rank needs
+
         secret, _, number = message.partition(b" ")
         if not hmac.compare_digest(secret, self._secret.encode()):
             left = "it disconnected without sending anything"

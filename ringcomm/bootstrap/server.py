@@ -26,7 +26,7 @@ from ringcomm.bootstrap.wire.framing import (
     encode,
 )
 from ringcomm.bootstrap.wire.peers import Gate, PeerServer
-from ringcomm.bootstrap.wire.unix import UnixGate, user_address
+from ringcomm.bootstrap.wire.unix import UnixGate, public_address
 from ringcomm.errors import RingcommError
 from ringcomm.machine.threads import starting
 
@@ -58,7 +58,7 @@ def serving(server: "Server", late: float) -> Iterator[None]:
 def serve_one_host(place: Place) -> Iterator[Place]:
     """Serve the sessions of a job whose ranks are all on this host; yield the place with the address."""
     name = secrets.token_hex(16)
-    with serving(Server(UnixGate(user_address(name), "the store of this job"), None, place.secret), 0.0):
+    with serving(Server(UnixGate(public_address(name), "the store of this job"), None, place.secret), 0.0):
         yield replace(place, store=f"{UNIX}{name}")
 
 

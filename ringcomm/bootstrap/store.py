@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ringcomm.bootstrap.client import SLICE, Client, Endpoint, Meanwhile, find_endpoint
 from ringcomm.bootstrap.place import Place, host_id
-from ringcomm.bootstrap.server import Server, serving
 from ringcomm.bootstrap.session import ALL, CONNECTED, FIRST, Contribution, Start, lists_of
 from ringcomm.bootstrap.start_errors import missing_ranks, rank_in_job
 from ringcomm.bootstrap.wire.unix import UnixGate, user_address
 from ringcomm.errors import Aborted, RingcommError, decode_error, encode_error
 from ringcomm.machine import descriptors
+
+if TYPE_CHECKING:  # only the rank that serves needs it
+    from ringcomm.bootstrap.server import Server
 
 __all__ = [
     "HashStore",
@@ -181,7 +183,7 @@ def job_store(place: Place, timeout: float) -> Iterator[Store]:
 
 @contextmanager
 def serve_or_join(
-    serve: Callable[[], Server] | None, endpoint: Endpoint, place: Place, timeout: float
+    serve: "Callable[[], Server] | None", endpoint: Endpoint, place: Place, timeout: float
 ) -> Iterator[Store]:
     """Open the store of the session `place.job`. Rank 0 serves it, unless a launcher does."""
     if place.size == 1 and not place.store:
@@ -189,6 +191,8 @@ def serve_or_join(
         return
     serve, refused = None if place.rank else serve, None
     if serve:  # before the others connect
+        from ringcomm.bootstrap.server import serving
+
         try:
             descriptors.provide(0, place.size, place.members)
         except RingcommError as error:
@@ -203,8 +207,10 @@ def serve_or_join(
         yield store
 
 
-def rank_0_server(place: Place) -> Server:
+def rank_0_server(place: Place) -> "Server":
     """Serve the store in this process, rank 0."""
+    from ringcomm.bootstrap.server import Server
+
     number = rank_in_job(place.members, 0)
     gate = UnixGate(user_address(place.job), f"rank {number} of job {place.job!r}")
     return Server(gate, number, place.secret, (place.job, Start(place.size, place.members)))

@@ -1,8 +1,9 @@
 """The values that describe a device, its memory and its kernels."""
 
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
-__all__ = ["CudaStream", "KernelVariant", "Memory", "MessageShape", "Shape"]
+__all__ = ["CudaStream", "KernelVariant", "Memory", "MessageShape", "Pointer", "Shape"]
 
 
 class Shape(NamedTuple):
@@ -44,3 +45,11 @@ class CudaStream(Protocol):
     @property
     def ptr(self) -> int:
         """The CUstream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """The address of an array on a device."""
+
+    device: Any  # a device.Device, of which ranks without a GPU import nothing
+    address: int

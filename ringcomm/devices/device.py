@@ -4,7 +4,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from ringcomm.devices.driver import CudaError, Driver
 from ringcomm.devices.gpu import DeviceMemory, Gpu, Kernels
 from ringcomm.devices.limits import Limits, estimated, limits
 
-__all__ = ["Device", "DriverStream", "Event", "Pointer", "TimedEvent", "channels"]
+__all__ = ["Device", "DriverStream", "Event", "TimedEvent", "channels"]
 
 LOOKS = 8  # at the clocks of the GPU and of the host
 ORIGIN_NS = 4_000_000_000  # then the time since an event is exact to 0.5 us
@@ -222,11 +221,3 @@ class Device:
         Raises ArgumentError if not all blocks can run concurrently.
         """
         self.gpu.launch_virtual(self._loaded(variant), args, ranks, blocks, self.threads, stream.ptr)
-
-
-@dataclass(frozen=True, slots=True)
-class Pointer:
-    """The address of an array on a device."""
-
-    device: Device
-    address: int

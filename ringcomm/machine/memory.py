@@ -3,8 +3,8 @@
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ringcomm.errors import MemoryShortage
 from ringcomm.machine.cgroup import groups, words
@@ -13,8 +13,7 @@ from ringcomm.machine.limits import soft_limit
 __all__ = ["UNKNOWN", "Headroom", "addresses", "available", "mib", "require"]
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Headroom:
+class Headroom(NamedTuple):
     """The bytes that one limit leaves, and the name of the limit."""
 
     bytes: int

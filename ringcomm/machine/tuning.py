@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from ringcomm.errors import ArgumentError, integer, refuse, unknown
-from ringcomm.machine import files
 
 __all__ = [
     "FLOWS",
@@ -111,6 +110,8 @@ def links(path: Path) -> dict[str, dict[str, float]]:
 
 def write(path: Path, settings: dict[str, Any], facts: dict[str, Any], name: str | None = None) -> None:
     """Store the settings of this machine, or of the link or the GPU of that name, with facts of the measurement."""
+    from ringcomm.machine import files
+
     try:
         entries = _load(path)
         _settings(entries)

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from ringcomm.arrays.adapters import ADAPTERS
 from ringcomm.communicator import Communicator
-from ringcomm.devices.device import Pointer
+from ringcomm.devices.contract import Pointer
 from ringcomm.errors import refuse
 from ringcomm.native import ffi
 from ringcomm.torch.shared import ringcomm_backend_of

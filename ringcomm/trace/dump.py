@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 from ringcomm.config import dump_folder
 from ringcomm.errors import ArgumentError, CollectiveTimeout, MismatchError, PeerLost, RingcommError
-from ringcomm.machine.files import create_atomic
 from ringcomm.native import lib
 from ringcomm.trace.flight_files import SUFFIX, VERSION, Record, key_of, read_flight
 from ringcomm.trace.recorder import group_id
@@ -65,6 +64,8 @@ def _dump(folder: Path, groups: list[_Group], error: RingcommError) -> None:
     name = f"{found[0]['group']}-{kind}" + (f"-{error.epoch or 0}" if isinstance(error, MismatchError) else "")
     path = folder / f"{name}{SUFFIX}"
     head = {"version": VERSION, "kind": kind, "error": str(error)}
+    from ringcomm.machine.files import create_atomic
+
     if not create_atomic(path, "\n".join(map(json.dumps, [head, *found])).encode()):
         _add_own(path, found)
 

@@ -7,7 +7,6 @@ The entries follow, in whole pieces of 1 MiB. files.py reads both.
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -67,6 +66,8 @@ def checksum(facts: dict[str, Any]) -> int:
 def check_folder_if_asked() -> None:
     """Raise ArgumentError if a first trace could not be written where RINGCOMM_TRACE points."""
     if folder := trace_folder():
+        import tempfile
+
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder) as file:
@@ -99,6 +100,8 @@ def record(
     """
     if not isinstance(folder, (str, os.PathLike)) or not str(folder):
         raise refuse("folder", "a folder", repr(folder))
+    import tempfile  # and with it random and shutil, where a trace is asked for
+
     facts = {"version": VERSION, "group": group_id(handle), "rank": rank, "size": size, "memcpy": _memcpy()}
     facts |= {"job": place.job, "job_rank": place.rank, "job_size": place.size}
     facts |= {"host": host_id(), "process": process_id(), "pid": os.getpid()}

@@ -11,18 +11,21 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringcomm.arrays.adapters import GPU_ARRAYS
-from ringcomm.devices.device import Device, Pointer
+from ringcomm.devices.contract import Pointer
 from ringcomm.errors import ArgumentError, RingcommError, refuse
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.calls import CollectiveCall, Fused, Pending, TransferCall
 from ringcomm.transports.contract import LocalTransport, Transport
-from ringcomm.transports.cuda.group import CudaGroup, RmsNorm, Unreachable
-from ringcomm.transports.cuda.messages import GpuMessages
 from ringcomm.transports.staged.calls import StagedCalls
 from ringcomm.types import COLLECTIVES
+
+if TYPE_CHECKING:  # the first call on a GPU imports what it takes
+    from ringcomm.devices.device import Device
+    from ringcomm.transports.cuda.group import CudaGroup, RmsNorm
+    from ringcomm.transports.cuda.messages import GpuMessages
 
 __all__ = ["ArrayRouter"]
 
@@ -80,7 +83,7 @@ class ArrayRouter:
         return collective
 
     def _call_gpu(
-        self, device: Device, name: str, call: CollectiveCall, timeout: float, *, async_op: bool
+        self, device: "Device", name: str, call: CollectiveCall, timeout: float, *, async_op: bool
     ) -> Pending | None:
         """Launch a collective, or do it staged in host memory; None: it is done."""
         source, target = (pointer.address if isinstance(pointer, Pointer) else 0 for pointer in call[:2])
@@ -93,7 +96,7 @@ class ArrayRouter:
             return self._staged.call(device, name, call, timeout, async_op)
         return group.call(device, name, on_gpu, timeout, awaited=async_op or device.blocking, async_op=async_op)
 
-    def all_reduce_rms_norm(self, device: Device, call: CollectiveCall, norm: RmsNorm) -> bool:
+    def all_reduce_rms_norm(self, device: "Device", call: CollectiveCall, norm: "RmsNorm") -> bool:
         """Do an all_reduce on GPUs and its RMSNorm in one launch. False: it cannot be one; nothing was done."""
         group = self._connect_gpus(device)
         if group is None or not group.can_normalize(call, norm.width):
@@ -103,13 +106,15 @@ class ArrayRouter:
             launched.wait(-1.0)
         return True
 
-    def _connect_gpus(self, device: Device) -> CudaGroup | None:
+    def _connect_gpus(self, device: "Device") -> "CudaGroup | None":
         """Return the GPUs of the group; None if some cannot access each other."""
         with self._connecting:
             if self._group is None and device.capturing():
                 text = "the first collective on GPUs, and calls staged in host memory, cannot be captured"
                 raise ArgumentError(f"{text} into a CUDA graph", rank=self._cpu.rank)
             if self._group is None and self._local:
+                from ringcomm.transports.cuda.group import CudaGroup, Unreachable
+
                 try:
                     self._group = CudaGroup(self._local, device)
                     self._use_gpus(True)
@@ -140,13 +145,15 @@ class ArrayRouter:
 
     # --- Point to point -----------------------------------------------------------------------------------------------
 
-    def _messages(self, device: Device) -> GpuMessages:
+    def _messages(self, device: "Device") -> "GpuMessages":
         """Return the GPU of this rank, for messages."""
         with self._connecting:
             if self._gpu_messages is None and device.capturing():
                 text = "messages of arrays on GPUs cannot be captured into a CUDA graph"
                 raise ArgumentError(text, rank=self._cpu.rank)
             if self._gpu_messages is None:
+                from ringcomm.transports.cuda.messages import GpuMessages
+
                 self._gpu_messages = GpuMessages(self._cpu, device)
                 self._use_gpus(True)
                 self._gpu_messages.coalesce(self._coalesces_messages)
@@ -186,7 +193,7 @@ class ArrayRouter:
         self._staged.drain()
         return self._cpu.allocate(description, size)
 
-    def allocate_on(self, device: Device, description: str, size: int) -> Any:
+    def allocate_on(self, device: "Device", description: str, size: int) -> Any:
         """Return `size` zero bytes of a device, shared if all GPUs can access each other. Raises MemoryShortage on
         every rank if one has too little.
         """
@@ -202,7 +209,7 @@ class ArrayRouter:
         self._cpu.run_on_all("empty", lambda: memory.append(device.allocate(max(size, 1), description)))
         return memory[0]
 
-    def share_segments(self, device: Device, addresses: Iterable[int]) -> None:
+    def share_segments(self, device: "Device", addresses: Iterable[int]) -> None:
         """Make segments of the program's allocator, in which these addresses are, symmetric: see cuda/segments.py.
 
         Collective if it is the first call on GPUs, which connects them; later calls wait for no rank.
@@ -271,7 +278,7 @@ class ArrayRouter:
         self._staged.check_dropped()
 
 
-def _device(call: CollectiveCall) -> Device | None:
+def _device(call: CollectiveCall) -> "Device | None":
     """Return the device where the memory of a call is; None for host memory."""
     if not (isinstance(call.source, Pointer) or isinstance(call.target, Pointer)):
         return None

@@ -101,6 +101,30 @@ def test_concurrent_senders_share_the_link_of_their_node(receivers):
     assert schedule_cost(ranks, 1, ALONE) == 1000 + 5 * 10
 
 
+def test_connections_that_carry_less_than_a_share_of_the_link_take_longer():
+    """Nodes of two ranks, both of which send 10 elements: the link takes 2 * 5 per element."""
+    send = [lambda port, block, dest=dest: port.send(block, dest) for dest in (2, 3)]
+    receive = [lambda port, block, source=source: port.recv(block, source) for source in (0, 1)]
+    nodes = ALONE._replace(ranks=2)
+    for flow, expected in ((0, 10), (9, 10), (12, 12)):
+        cluster = nodes._replace(flow_byte_time=flow)
+        assert schedule_cost(recorded(*send, *receive), 1, cluster) == 1000 + expected * 10
+        assert closed_form_cost([CostTerm(1, 10, span=4, senders=2)], 4, 1, cluster) == 1000 + expected * 10
+    inside = recorded(send[0], lambda port, block: None, receive[0])
+    assert schedule_cost(inside, 1, TOGETHER._replace(flow_byte_time=12)) == 100 + 3 * 10
+
+
+def test_rails_together_carry_more_than_the_connections_of_one():
+    """Two nodes, 80 elements: their link takes 5 per element, the connections of two ranks 20."""
+    for rails, each in ((1, 20), (2, 20), (4, 4 * 5), (8, 8 * 5)):
+        nodes = ALONE._replace(ranks=rails, flow_byte_time=20)
+        inside = hierarchical_cost(1, 80, 1, nodes)
+        share = 80 / rails
+        halves = 2 * (1000 + each * share / 2) + 2 * share / 2
+        doubling = 1000 + each * share + 2 * share + 2 * share
+        assert hierarchical_cost(2, 80, 1, nodes) - inside == min(halves, doubling), f"{rails} rails"
+
+
 def test_concurrent_receivers_share_the_link_of_their_node():
     receive = [lambda port, block, source=source: port.recv(block, source) for source in (2, 4)]
     send = [lambda port, block, dest=dest: port.send(block, dest) for dest in (0, 1)]

@@ -343,7 +343,7 @@ def script(tmp_path):
 
     def start(text):
         path = tmp_path / "script.py"
-        path.write_text("import os, signal, sys, threading, ringcomm\n" + textwrap.dedent(text))
+        path.write_text("import importlib, os, signal, sys, threading, ringcomm\n" + textwrap.dedent(text))
         started.append(subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE))
         return started[-1]
 
@@ -472,7 +472,7 @@ def test_an_interrupt_does_not_wait_for_a_thread_that_never_ends(script):
             while True:
                 threading.Event().wait(0.01)
         if __name__ == "__main__":
-            sys.modules["ringcomm.launcher.launch"].EXIT_TIMEOUT = 0.1
+            importlib.import_module("ringcomm.launcher.launch").EXIT_TIMEOUT = 0.1
             try:
                 ringcomm.launch(lambda comm: comm.rank or run_for_ever(comm), 2, world="threads")
             except KeyboardInterrupt:
@@ -490,7 +490,7 @@ def test_an_interrupt_does_not_wait_for_a_thread_that_never_ends(script):
 def test_an_interrupt_ends_a_startup_that_waits_for_a_rank(script):
     process = script(
         r"""
-        launch_module = sys.modules["ringcomm.launcher.launch"]
+        launch_module = importlib.import_module("ringcomm.launcher.launch")
         from ringcomm.bootstrap.session import Contribution
         connect = launch_module.connect
         def stay_away(rank, size, store, config):

@@ -17,7 +17,7 @@ from harness.failures import raised
 from ringcomm import ArgumentError, premul_sum
 from ringcomm.arrays.adapters import ADAPTERS, NumPyAdapter
 from ringcomm.devices import emulated
-from ringcomm.devices.device import Pointer
+from ringcomm.devices.contract import Pointer
 from ringcomm.testing import run_threads
 from ringcomm.transports.staged import staging
 from ringcomm.types import REDUCING

@@ -94,6 +94,18 @@ int rc_world_open(int fd, int rank, int size, const int64_t* pids, const int* pi
     });
 }
 
+int rc_small_call_lines(int size, const rc_domain* domains, int* lines) {
+    return guarded([&] {
+        check_size(size);
+        check_pointer("domains", domains);
+        check_pointer("lines", lines);
+        std::vector<Domain> of;
+        for (int r = 0; r < size; ++r) of.push_back({domains[r].node, domains[r].cache});
+        const auto tree = shorter_tree(of);
+        *lines = tree ? tree->critical_lines() : one_shot_lines(size);
+    });
+}
+
 int rc_reserve(rc_comm* comm, uint64_t bytes, uint64_t* offset) {
     return enter(comm, [&](const EntryGuard& entry) {
         check_pointer("offset", offset);

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/waiting.h"
 #include "link/silence.h"
 
 namespace ringcomm {
@@ -17,7 +18,8 @@ namespace {
 constexpr size_t PIECE = 32 << 10;  // see connection.cpp
 // The payloads that one flow has at once. More keep a fast link busy; fewer leave less to wait for at the end, where
 // one flow is slower than the others.
-constexpr int MOST_ON_FLOW = 3;
+constexpr int MOST_ON_FLOW = 4;
+constexpr double RECENT = 0.25;  // the weight of the last payload in the time of one
 
 }  // namespace
 
@@ -46,6 +48,12 @@ void Flows::acknowledged(uint64_t number) {
     const auto found = payloads_.find(number);
     if (found == payloads_.end()) return;
     Payload& payload = found->second;
+    for (Flow& flow : flows_) {
+        if (payload.flow != &flow) continue;
+        const uint64_t now = now_ns(), taken = now - flow.free_at;
+        flow.payload_ns += (double(taken) - flow.payload_ns) * (flow.payload_ns == 0 ? 1 : RECENT);
+        flow.free_at = now;
+    }
     const auto sends = [&](const Flow& flow) { return flow.sending == &payload; };
     if (std::any_of(flows_.begin(), flows_.end(), sends)) {
         payload.acknowledged = true;
@@ -63,8 +71,23 @@ void Flows::remove(Payload& payload) {
     payloads_.erase(payload.header.number);
 }
 
+// Whether a payload arrives sooner over this flow than all others together would carry it, after what they and the
+// queue have.
+bool Flows::may_take(const Flow& flow) const {
+    if (flow.sending || queue_.empty() || flow.carries >= MOST_ON_FLOW) return false;
+    double rate = 0, ahead = queue_.size();
+    for (const Flow& other : flows_) {
+        if (&other == &flow || other.fd < 0) continue;
+        if (other.payload_ns == 0) return true;
+        rate += 1 / other.payload_ns;
+        ahead += other.carries;
+    }
+    return rate == 0 || (flow.carries + 1) * flow.payload_ns <= ahead / rate;
+}
+
 Flows::Payload* Flows::next(Flow& flow) {
-    if (!flow.sending && !queue_.empty() && flow.carries < MOST_ON_FLOW) {
+    if (may_take(flow)) {
+        if (!flow.carries) flow.free_at = now_ns();
         flow.sending = queue_.front();
         flow.sending->flow = &flow;
         flow.sent = 0;
@@ -109,7 +132,7 @@ bool Flows::has_queued() const {
 
 bool Flows::waits_for_room(size_t number) const {
     const Flow& flow = flows_[number];
-    return flow.sending || (!queue_.empty() && flow.carries < MOST_ON_FLOW);
+    return flow.sending || may_take(flow);
 }
 
 // --- Receiving -------------------------------------------------------------------------------------------------------

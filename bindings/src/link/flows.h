@@ -2,8 +2,8 @@
 // not fill the link, or where hosts have several addresses.
 //
 // The header of such a transfer travels over the Connection of the pair, and finds its receive there, in order. Its
-// payload takes the first flow with room, so that a slow one takes fewer. The receiver acknowledges each payload; until
-// then the sender keeps it: if a flow ends, others carry what it had.
+// payload takes the first flow with room, so that a slow one takes fewer, and the last ones go to fast ones. The
+// receiver acknowledges each payload; until then the sender keeps it: if a flow ends, others carry what it had.
 #pragma once
 
 #include <cstdint>
@@ -83,6 +83,8 @@ private:
         using Descriptor::Descriptor;
 
         int carries = 0;             // payloads
+        double payload_ns = 0;       // that one takes, of late; 0: not known
+        uint64_t free_at = 0;        // when what it carries next could begin, in ns
         Payload* sending = nullptr;  // with its header:
         size_t sent = 0;             // bytes
 
@@ -91,6 +93,7 @@ private:
         std::shared_ptr<Receive> arriving;
     };
 
+    bool may_take(const Flow& flow) const;
     Payload* next(Flow& flow);
     void remove(Payload& payload);
     bool begin(Flow& flow);

@@ -89,9 +89,7 @@ const RankTree* ShmGroup::find_tree() {
         const RankHeader& of = world->arena->rank(member);
         domains.push_back({of.node.load(), of.cache.load()});
     }
-    auto tree = std::make_unique<RankTree>(domains);
-    // One-shot reads as many lines one after another as there are peers.
-    if (tree->critical_lines() < size - 1) tree_ = std::move(tree);
+    tree_ = shorter_tree(domains);
     return tree_.get();
 }
 

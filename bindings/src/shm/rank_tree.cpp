@@ -63,4 +63,10 @@ int RankTree::depth(int r) const {
     return deepest;
 }
 
+std::unique_ptr<RankTree> shorter_tree(const std::vector<Domain>& domains) {
+    auto tree = std::make_unique<RankTree>(domains);
+    if (tree->critical_lines() < one_shot_lines(domains.size())) return tree;
+    return nullptr;
+}
+
 }  // namespace ringcomm

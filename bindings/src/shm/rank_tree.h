@@ -6,6 +6,7 @@
 // MPI collectives on multicore nodes", IEEE Cluster 2022.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 namespace ringcomm {
@@ -43,5 +44,11 @@ private:
     std::vector<int> parents_;
     std::vector<Ranks> children_, subtrees_;
 };
+
+// How many arrive one after another where each rank reads the start records of all its peers, as one-shot does.
+inline int one_shot_lines(size_t size) { return int(size) - 1; }
+
+// The tree of ranks at these places; null where they would wait for no fewer lines than by one-shot.
+std::unique_ptr<RankTree> shorter_tree(const std::vector<Domain>& domains);
 
 }  // namespace ringcomm

@@ -2,7 +2,6 @@
 
 import array
 import errno
-import hashlib
 import os
 import socket
 import struct
@@ -22,6 +21,7 @@ __all__ = [
     "close_descriptors",
     "connect",
     "credentials",
+    "public_address",
     "user_address",
 ]
 
@@ -30,9 +30,19 @@ MAX_DESCRIPTORS = 250  # per message; the kernel allows 253
 Socket = TypeVar("Socket", bound=MessageSocket)
 
 
+def public_address(name: str) -> str:
+    """Return the abstract address at which something of this name is served to the processes of this user.
+
+    Every user can list the addresses, and so sees the name.
+    """
+    return f"\0ringcomm-{os.geteuid()}-{name}"
+
+
 def user_address(name: str) -> str:
-    """Return the abstract address at which something of this name is served to the processes of this user."""
-    return f"\0ringcomm-{os.geteuid()}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}"
+    """Return the same for a name of any length, which may be secret."""
+    import hashlib  # and with it OpenSSL: ranks whose launcher serves the store do without
+
+    return public_address(hashlib.sha256(os.fsencode(name)).hexdigest()[:32])
 
 
 def connect(address: str, seconds: float, kind: type[Socket]) -> Socket:

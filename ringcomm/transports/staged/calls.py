@@ -1,12 +1,15 @@
 """The collectives of a communicator whose arrays on GPUs are staged in host memory, and the calls that follow them."""
 
-from ringcomm.devices.device import Device
+from typing import TYPE_CHECKING
+
 from ringcomm.errors import Aborted
 from ringcomm.transports.calls import CollectiveCall, Pending
 from ringcomm.transports.contract import Transport
-from ringcomm.transports.cuda.tracing import traced_as_one
 from ringcomm.transports.staged.queue import CallQueue
-from ringcomm.transports.staged.staging import Staging
+
+if TYPE_CHECKING:  # the first array on a GPU imports what it takes
+    from ringcomm.devices.device import Device
+    from ringcomm.transports.staged.staging import Staging
 
 __all__ = ["StagedCalls"]
 
@@ -19,8 +22,11 @@ class StagedCalls:
         self._staging: dict[str, Staging] = {}  # by device
         self._queue = CallQueue(cpu.rank, cpu.fast_path.defer_collectives, cpu.fail)
 
-    def call(self, device: Device, name: str, call: CollectiveCall, timeout: float, async_op: bool) -> Pending | None:
+    def call(self, device: "Device", name: str, call: CollectiveCall, timeout: float, async_op: bool) -> Pending | None:
         """Do a collective of arrays on a GPU; with `async_op`, queue it."""
+        from ringcomm.transports.cuda.tracing import traced_as_one
+        from ringcomm.transports.staged.staging import Staging
+
         self._check()
         staging = self._staging.get(device.name)
         if not staging:

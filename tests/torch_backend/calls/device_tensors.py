@@ -4,7 +4,7 @@ import torch
 
 from ringcomm.arrays.adapters import ADAPTERS, CODES, GPU_ARRAYS, TENSOR, TorchAdapter
 from ringcomm.devices import emulated
-from ringcomm.devices.device import Pointer
+from ringcomm.devices.contract import Pointer
 
 __all__ = ["DeviceTensor", "install", "on_device"]
 
