@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 
 #include "core/waiting.h"
@@ -71,18 +72,18 @@ void Flows::remove(Payload& payload) {
     payloads_.erase(payload.header.number);
 }
 
-// Whether a payload arrives sooner over this flow than all others together would carry it, after what they and the
-// queue have.
+// Whether a payload arrives no later over this flow than if the others carried it, after what is queued.
 bool Flows::may_take(const Flow& flow) const {
     if (flow.sending || queue_.empty() || flow.carries >= MOST_ON_FLOW) return false;
-    double rate = 0, ahead = queue_.size();
+    double rate = 0, ahead = queue_.size(), soonest = INFINITY;
     for (const Flow& other : flows_) {
         if (&other == &flow || other.fd < 0) continue;
         if (other.payload_ns == 0) return true;
         rate += 1 / other.payload_ns;
         ahead += other.carries;
+        soonest = std::min(soonest, (other.carries + 1) * other.payload_ns);
     }
-    return rate == 0 || (flow.carries + 1) * flow.payload_ns <= ahead / rate;
+    return (flow.carries + 1) * flow.payload_ns <= std::max(soonest, ahead / rate);
 }
 
 Flows::Payload* Flows::next(Flow& flow) {

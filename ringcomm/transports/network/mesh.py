@@ -163,6 +163,10 @@ class Mesh:
         else:
             self._introduce(peer, _Attempt(rank, rank, self._introduction(rank, rank, flow), expires, flow))
 
+    def take_flow(self, rank: int, peer: MessageSocket) -> None:
+        """Keep the connection of a flow for whoever takes `flows`."""
+        self.flows.append((rank, self.server.release(peer)))
+
     def take(self) -> dict[int, int]:
         """Return the new connections; the caller owns them from now on."""
         taken, self.connected = self.connected, {}
@@ -241,7 +245,7 @@ class Mesh:
     def _answered(self, peer: MessageSocket, attempt: _Attempt, answer: bytes) -> None:
         rank = attempt.about
         if attempt.flow:
-            self.flows.append((rank, self.server.release(peer)))
+            self.take_flow(rank, peer)
             return
         if answer == TAKEN:
             self._take(rank, peer)
@@ -301,7 +305,7 @@ class Mesh:
         elif flow and (rank in self._taken or rank in self.connected):
             with suppress(OSError):
                 peer.send(TAKEN)
-            self.flows.append((rank, self.server.release(peer)))
+            self.take_flow(rank, peer)
         elif rank in self._taken:  # of two attempts at once, the one that this rank has made is in use
             self.server.drop(peer)
         elif rank < self.rank and any(map(is_established, self._attempts_at(rank))):

@@ -118,7 +118,7 @@ class _Connector:
             if self._ended[0] < 0:
                 return
             how, other = ffi.string(self._how).decode(), self._mesh.number_of(self._ended[0])
-            text = "rank %d: a flow to rank %d has ended (%s); its large data takes the %d that are left"
+            text = "rank %d: a flow to rank %d has ended (%s); %d are left for its large data"
             log.warning(text, self._mesh.number, other, how, self._left[0])
 
     def _report(self) -> None:
