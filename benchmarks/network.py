@@ -66,7 +66,8 @@ class Setup:
     def __str__(self) -> str:
         ranks = f"{self.ranks_per_host} rank{'s' * (self.ranks_per_host > 1)} on each"
         priority = ", real-time priority" * self.real_time
-        links = " and ".join(f"{rate or 'unlimited'} link" for rate in self.rates)
+        rates = [rate or "unlimited" for rate in self.rates]
+        links = f"{rates[0]} link" if len(rates) == 1 else f"links of {', '.join(rates)}"
         return f"{self.hosts} hosts, {ranks}, {links}{priority}"
 
 
@@ -194,7 +195,7 @@ def tables(rows: list[Row]) -> str:
         latency = median(row["latency"] for row in mine)
         head = ["", "S", *(f"µs: {name}" for name in MODULES), "link", "Gloo / ringcomm", "of the link"]
         head += ["CPU µs: ringcomm / Gloo", "leaves a host, in S: ringcomm / Gloo"]
-        lines += ["", f"{setup}; commit {commit}; a message of 4 bytes arrives after {latency * 1e6:.1f} µs.", ""]
+        lines += ["", f"{setup}; commit {commit}; 4 bytes arrive after {latency * 1e6:.1f} µs.", ""]
         lines += [line(head), "|---" * len(head) + "|"]
         cases = dict.fromkeys((row["collective"], row["bytes"]) for row in mine)
         for collective, size in cases:

@@ -159,8 +159,8 @@ int rc_network_want_flows(rc_network* network, int count) {
 
 int rc_network_add_flow(rc_network* network, int process, int socket) {
     return guarded([&] {
-        Descriptor connected(socket);
         SocketLink& sockets = sockets_of(network);
+        Descriptor connected(socket);
         check_rank("process", process, 0, sockets.size);
         check_range("socket", socket, 0, INT32_MAX);
         const std::lock_guard lock(network->world->mutex);

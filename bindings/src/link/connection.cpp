@@ -49,9 +49,9 @@ void Descriptor::close() {
     fd = -1;
 }
 
-struct Connection::Send final : Operation {
+struct Connection::Send final : TransferHandle {
     Send(FrameHeader header, const std::byte* data, size_t bytes, LinkTransfer* transfer)
-        : Operation(transfer), header(header), next(data), left(bytes) {}
+        : TransferHandle(transfer), header(header), next(data), left(bytes) {}
 
     void release_memory() override {
         copy = std::make_unique_for_overwrite<std::byte[]>(left);
@@ -138,9 +138,9 @@ void Connection::receive(uint64_t tag, std::byte* data, size_t bytes, LinkTransf
 
 void Connection::cancel(LinkTransfer& transfer) {
     if (transfer.ended()) return;
-    auto& operation = *static_cast<Operation*>(transfer.handle);
-    operation.release_memory();
-    operation.finish(LinkTransfer::FAILED);
+    auto& handle = *static_cast<TransferHandle*>(transfer.handle);
+    handle.release_memory();
+    handle.finish(LinkTransfer::FAILED);
 }
 
 void Connection::drop(uint64_t tag) {

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "link/operations.h"
+#include "link/transfer_handle.h"
 
 namespace ringcomm {
 
@@ -67,9 +67,9 @@ private:
     };
     struct Flow;
 
-    struct Payload final : Operation {
+    struct Payload final : TransferHandle {
         Payload(uint64_t number, const std::byte* data, size_t bytes, LinkTransfer* transfer)
-            : Operation(transfer), header{number, uint32_t(bytes), 0}, data(data) {}
+            : TransferHandle(transfer), header{number, uint32_t(bytes), 0}, data(data) {}
         void release_memory() override;
 
         Header header;

@@ -1,4 +1,4 @@
-// What the connections of a SocketLink send and receive: the handles of its transfers.
+// What the handles of a SocketLink's transfers point to: something to send, or a receive.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@ struct Descriptor {
     int fd = -1;
 };
 
-struct Operation {
-    explicit Operation(LinkTransfer* transfer) {
+struct TransferHandle {
+    explicit TransferHandle(LinkTransfer* transfer) {
         if (transfer) wait_for(*transfer);
     }
     void wait_for(LinkTransfer& waiter) {
@@ -39,17 +39,17 @@ struct Operation {
     LinkTransfer* transfer = nullptr;  // nullptr: the caller does not wait for it
 
 protected:
-    ~Operation() = default;
+    ~TransferHandle() = default;
 };
 
 // A receive without a frame, a frame without a receive, or both.
-struct Receive final : Operation {
+struct Receive final : TransferHandle {
     enum Kind { POSTED, EARLY, OF_PACKET, OF_DROPPED };
 
     Receive(LinkTransfer* transfer, std::byte* target, size_t bytes)
-        : Operation(transfer), kind(POSTED), target(target), bytes(bytes) {}
+        : TransferHandle(transfer), kind(POSTED), target(target), bytes(bytes) {}
     Receive(Kind kind, std::unique_ptr<std::byte[]> memory, size_t bytes)
-        : Operation(nullptr), kind(kind), target(memory.get()), bytes(bytes), memory(std::move(memory)) {}
+        : TransferHandle(nullptr), kind(kind), target(memory.get()), bytes(bytes), memory(std::move(memory)) {}
 
     void release_memory() override { target = nullptr; }
     size_t missing() const { return bytes - arrived; }
