@@ -30,7 +30,12 @@ def start(layout: str) -> None:
     with hosts(int(count)) as on:
         nodes = []
         for node, host in enumerate(on):
-            job = [f"--nnodes={count}", f"--node-rank={node}", f"--master-addr={on[0].address}", "--master-port=29500"]
+            job = [
+                f"--nnodes={count}",
+                f"--node-rank={node}",
+                f"--master-addr={on[0].addresses[0]}",
+                "--master-port=29500",
+            ]
             run = [sys.executable, "-m", "ringcomm", "run", *job, "--bind=none", "-n", local, __file__, layout]
             nodes.append(subprocess.Popen([*host.enter, *run], env=environment))
         statuses = [node.wait() for node in nodes]

@@ -1,7 +1,7 @@
 """Measure ringcomm and Gloo between hosts, which this machine plays, beside what TCP itself can do there.
 
     python benchmarks/network.py                                              2 hosts, 1 rank on each, an unlimited link
-    python benchmarks/network.py --ranks-per-host 2 --rate 1gbit --collectives all_reduce
+    python benchmarks/network.py --ranks-per-host 2 --rates 1gbit --collectives all_reduce
     python benchmarks/network.py --hosts 4 --sizes 1K,1M,16M
 
 Needs root, torch, a C compiler and an idle machine. The hosts are network namespaces. Round by round the libraries take
@@ -60,13 +60,15 @@ Row = dict[str, Any]
 class Setup:
     hosts: int
     ranks_per_host: int
-    rate: str | None
+    rates: tuple[str | None, ...]  # of the links
     real_time: bool
 
     def __str__(self) -> str:
         ranks = f"{self.ranks_per_host} rank{'s' * (self.ranks_per_host > 1)} on each"
         priority = ", real-time priority" * self.real_time
-        return f"{self.hosts} hosts, {ranks}, {self.rate or 'unlimited'} link{priority}"
+        rates = [rate or "unlimited" for rate in self.rates]
+        links = f"{rates[0]} link" if len(rates) == 1 else f"links of {', '.join(rates)}"
+        return f"{self.hosts} hosts, {ranks}, {links}{priority}"
 
 
 class Link:
@@ -78,7 +80,7 @@ class Link:
 
     def measure(self, size: int) -> list[float]:
         """Return the seconds in which a message of 4 bytes arrives, and those to exchange `size` bytes."""
-        words = [self.hosts[0].address, str(LINK_SECONDS), str(size)]
+        words = [self.hosts[0].addresses[0], str(LINK_SECONDS), str(size)]
         core = sorted(os.sched_getaffinity(0))
         commands = [
             [*host.enter, "taskset", "-c", str(core[i % len(core)]), self.program, str(i), *words]
@@ -160,9 +162,10 @@ def start_jobs(setup: Setup, on: list[Host], stack: ExitStack) -> dict[str, Job]
 
     def launcher(port: int) -> Callable[[int], list[str]]:
         def command(node: int) -> str:
-            nodes = [f"--nnodes={setup.hosts}", f"--node-rank={node}", f"--master-addr={on[0].address}"]
+            nodes = [f"--nnodes={setup.hosts}", f"--node-rank={node}", f"--master-addr={on[0].addresses[0]}"]
             run = [sys.executable, "-m", "ringcomm", "run", *nodes, f"--master-port={port}"]
-            return shlex.join([*on[node].enter, *run, "--bind=none", "-n", str(setup.ranks_per_host)])
+            addresses = f"RINGCOMM_HOST_ADDRESS={','.join(on[node].addresses)}"
+            return shlex.join([*on[node].enter, "env", addresses, *run, "--bind=none", "-n", str(setup.ranks_per_host)])
 
         # That of node 0 ends with the benchmark; the others end with it.
         others = [f'{command(node)} -- "$@" &' for node in range(1, setup.hosts)]
@@ -192,7 +195,7 @@ def tables(rows: list[Row]) -> str:
         latency = median(row["latency"] for row in mine)
         head = ["", "S", *(f"µs: {name}" for name in MODULES), "link", "Gloo / ringcomm", "of the link"]
         head += ["CPU µs: ringcomm / Gloo", "leaves a host, in S: ringcomm / Gloo"]
-        lines += ["", f"{setup}; commit {commit}; a message of 4 bytes arrives after {latency * 1e6:.1f} µs.", ""]
+        lines += ["", f"{setup}; commit {commit}; 4 bytes arrive after {latency * 1e6:.1f} µs.", ""]
         lines += [line(head), "|---" * len(head) + "|"]
         cases = dict.fromkeys((row["collective"], row["bytes"]) for row in mine)
         for collective, size in cases:
@@ -226,26 +229,32 @@ def keep(machine: Machine, new: list[Row]) -> None:
     path.with_suffix(".md").write_text(f"{title}\n\n{tables(list(rows.values()))}\n")
 
 
+def rates_of(text: str) -> list[str | None]:
+    return [None if rate == "0" else rate for rate in text.split(",")]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--hosts", type=whole(2), default=2, help="default: 2")
     add("--ranks-per-host", type=whole(1), default=1, help="default: 1")
-    add("--rate", help="of each host's link, such as 1gbit (default: unlimited)")
+    text = "of each host's links, such as 1gbit,1gbit for two of them; 0: unlimited (default: 0)"
+    add("--rates", type=rates_of, default="0", help=text)
     add("--real-time", action="store_true", help="run at a real-time priority")
     add("--sizes", type=several(parse_bytes), default=SIZES, help=f"default: {SIZES}")
     add("--collectives", type=several(one_of("collective", MEASURED)), default=",".join(MEASURED), help="default: all")
     add("--rounds", type=whole(1), default=5, help="default: 5")
     add("--seconds", type=positive, default="0.2", help="of a round (default: 0.2)")
     arguments = parser.parse_args()
-    setup = Setup(arguments.hosts, arguments.ranks_per_host, arguments.rate, arguments.real_time)
+    rates = tuple(arguments.rates)
+    setup = Setup(arguments.hosts, arguments.ranks_per_host, rates, arguments.real_time)
     machine, rows, status = Machine.here(), list[Row](), 0
     os.environ["RINGCOMM_JOB_SECRET"] = secrets.token_hex(32)
     if setup.real_time:  # also of all that this process starts
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     try:
         with interruptible(), ExitStack() as stack:
-            on = stack.enter_context(hosts(setup.hosts, setup.rate))
+            on = stack.enter_context(hosts(setup.hosts, setup.rates))
             link = Link(on, stack.enter_context(TemporaryDirectory()))
             jobs = start_jobs(setup, on, stack)
             for collective in arguments.collectives:

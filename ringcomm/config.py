@@ -59,6 +59,7 @@ def _whole(least: int, most: int = 2**63 - 1) -> Check:
     return lambda what, value: integer(what, value, least, most)
 
 
+MAX_FLOWS = 16
 _arena = _whole(1, 512 << 30)  # more than a rank of any job can use
 
 
@@ -70,6 +71,12 @@ def _flag(what: str, value: Any) -> None:
 def _name(what: str, value: Any) -> None:
     if not isinstance(value, str) or not value:
         raise refuse(what, "a name, or None", repr(value))
+
+
+def _addresses(what: str, value: Any) -> None:
+    each = value.split(",") if isinstance(value, str) else [""]
+    if not all(each) or len({*each}) < len(each):
+        raise refuse(what, "an address, or several different ones with commas between them, or None", repr(value))
 
 
 def _one_of(*known: str) -> Check:
@@ -216,8 +223,11 @@ class Config:
             of both. None, the default: as measured, else 10.
         host_id: Under MPI, ranks with different ids count as ranks of different hosts. All ranks must set one, or none.
             Default: None.
-        host_address: Between hosts: the address at which the other hosts reach this one. None, the default: that of the
-            interface that leads to the store of the job (--master-addr, MASTER_ADDR).
+        host_address: Between hosts: the address at which the other hosts reach this one. Over sockets there may be
+            several, such as "10.0.0.1,10.1.0.1": large data goes over all of them, everything else over the first.
+            None, the default: that of the interface that leads to the store of the job (--master-addr, MASTER_ADDR).
+        flows: Between hosts, over sockets: the number of connections that carry the large data of two ranks, at each
+            address. None, the default: as `ringcomm tune --network` has measured, else 1.
         keepalive: Between hosts: seconds after which a host that does not answer is lost, at most a day. Default: 15.
         link: Between hosts, without MPI: "sockets" or "ucx". None, the default: UCX where all ranks have RDMA, else
             sockets, which are faster than UCX over TCP.
@@ -246,7 +256,8 @@ class Config:
     link_latency: float | None = _setting("link_latency", None, float, _positive("microseconds"))
     link_bandwidth: float | None = _setting("link_bandwidth", None, float, _positive("GB/s"))
     host_id: str | None = _setting("host_id", None, str, _name)
-    host_address: str | None = _setting("host_address", None, str, _name)
+    host_address: str | None = _setting("host_address", None, str, _addresses)
+    flows: int | None = _setting("flows", None, int, _whole(1, MAX_FLOWS))
     keepalive: float = _setting("keepalive", 15.0, float, _positive("seconds", MAX_KEEPALIVE))
     link: str | None = _setting("link", None, str, _one_of("sockets", "ucx"))
     ucx: str | None = _setting("ucx", None, str, _name)

@@ -377,11 +377,30 @@ void rc_work_free(rc_work* work); /* drops it */
 
 /* Between hosts. A network joins the processes of a job; a communicator over it has ranks on several hosts. */
 typedef struct rc_network rc_network;
-/* Owns `sockets`: one connected TCP socket per process, -1 for those of this host, which probe their peers. A host that
+/* Owns `sockets`: one connected TCP socket per process, -1 for none yet, which probe their peers. A host that
  * does not answer for so many seconds, to a probe or to data, is lost. `name`: the same in all processes, and of no
  * other network on their machines. */
 int rc_network_open(int rank, int size, const int* sockets, const char* name, double idle_timeout,
                     double resend_timeout, rc_network** network);
+/* Which connections are needed since the last call, at most as many as there are processes: the one to a process
+ * (0 in `flows`), or a flow (1, 2, …), a further one for large data. The descriptor `readable`, of the network, says
+ * when there are some, or a flow has ended. rc_network_connect gives it a connected socket, which it owns. If there is
+ * none, `socket` is -1, and `failure` says why: the process is lost. NULL: it has closed all communicators.
+ * rc_network_fail: no connection can be made any more, all communicators of the network fail. */
+int rc_network_wanted(rc_network* network, int* readable, int* processes, int* flows, int* count);
+int rc_network_connect(rc_network* network, int process, int socket, const char* failure);
+int rc_network_fail(rc_network* network, const char* what_this_rank_cannot);
+/* From now on so many flows are needed to each process that sends or gets large data; never fewer than before. */
+int rc_network_want_flows(rc_network* network, int count);
+int rc_network_add_flow(rc_network* network, int process, int socket); /* owns it */
+/* A flow that has ended since the last call, while its process is there, and how many are left; else `process` is -1.
+ */
+int rc_network_ended_flow(rc_network* network, int* process, int* left, char* reason, uint64_t bytes);
+/* After the last communicator is closed: waits until all that was sent has arrived at the other hosts, up to two
+ * seconds, or five where that takes a connection. From then on rc_network_ended on this host says so. */
+int rc_network_flush(rc_network* network);
+/* Whether another process of this host has `ended`, and `how`: empty, if it had closed all communicators before. */
+int rc_network_ended(rc_network* network, int process, int* ended, char* how, uint64_t bytes);
 void rc_network_free(rc_network* network); /* its communicators stay usable */
 /* MPI as this process has loaded it: addresses of its functions, and values of its handles, which are ints or pointers.
  * `comm` is for the network alone, and returns errors. */

@@ -9,7 +9,7 @@ from ringcomm.algorithms.select import AlgorithmSelector
 from ringcomm.config import Config, tuning_file
 from ringcomm.machine import tuning
 
-__all__ = ["LINKS", "link_facts", "link_parameters", "selector"]
+__all__ = ["LINKS", "flows_per_address", "link_facts", "link_parameters", "selector"]
 
 LINKS = ("sockets", "ucx", "mpi")  # in the names of transports
 DEFAULTS = (CLUSTER.inter_node.latency * 1e6, 1e-9 / CLUSTER.inter_node.byte_time)  # µs, GB/s
@@ -29,9 +29,7 @@ def link_parameters(config: Config, ranks: Sequence[Facts], link: str) -> Iterat
     Of the links that were measured between their kinds of machines the slowest counts. Rank 0's file holds for all, as
     its settings do: ranks that choose different algorithms would wait for ever.
     """
-    pairs = combinations_with_replacement(sorted({facts["machine"] for facts in ranks}), 2)
-    links = ranks[0]["links"]
-    found = [links[name] for pair in pairs if (name := tuning.link_name(pair, link)) in links]
+    found = _measured(ranks, link)
     for name, default, slowest in zip(tuning.LINK, DEFAULTS, (max, min), strict=True):
         if value := getattr(config, name):
             yield value, "set"
@@ -39,6 +37,17 @@ def link_parameters(config: Config, ranks: Sequence[Facts], link: str) -> Iterat
             yield slowest(each[name] for each in found), f"measured over {link}"
         else:
             yield default, "default"
+
+
+def flows_per_address(config: Config, ranks: Sequence[Facts]) -> int:
+    """Return how many connections carry the large data of two ranks at each address, given the facts of all ranks."""
+    return config.flows or int(max((each.get(tuning.FLOWS, 1) for each in _measured(ranks, "sockets")), default=1))
+
+
+def _measured(ranks: Sequence[Facts], link: str) -> list[Mapping[str, float]]:
+    pairs = combinations_with_replacement(sorted({facts["machine"] for facts in ranks}), 2)
+    links = ranks[0]["links"]
+    return [links[name] for pair in pairs if (name := tuning.link_name(pair, link)) in links]
 
 
 def selector(config: Config, ranks: Sequence[Facts], link: str) -> AlgorithmSelector:

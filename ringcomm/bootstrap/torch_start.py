@@ -119,7 +119,7 @@ class _Rendezvous:
         try:
             with ExitStack() as failed:
                 gate = self._listen()
-                failed.enter_context(gate.listener)  # so that who has connected already looks again
+                failed.enter_context(gate.listeners[0])  # so that who has connected already looks again
                 address = gate.address if isinstance(gate, tcp.TcpGate) else UNIX + unix.user_address(self.secret)
                 self._publish(address=address, elsewhere=self.unreachable)
                 server = Server(gate, 0, main=(SESSION, Start(self._size)), linger=self._config.start_limit)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from ringcomm.errors import RingcommError
 from ringcomm.machine.limits import limits, soft_limit
 
-__all__ = ["exhausted", "name", "provide", "provide_for_launcher"]
+__all__ = ["exhausted", "name", "provide", "provide_connections", "provide_for_launcher", "raise_limit"]
 
 log = logging.getLogger("ringcomm")
 
@@ -30,6 +30,23 @@ def provide(rank: int, size: int, members: Sequence[int] = ()) -> None:
     """
     number, of = (members[rank], "") if members else (rank, f" of {size}")
     _provide((ELSEWHERE if rank else ON_RANK_0) * size + SPARE, f"rank {number}{of}", number)
+
+
+def provide_connections(rank: int, count: int) -> None:
+    """Do the same for connections of this rank to others, before it opens so many."""
+    _provide(count + SPARE, f"rank {rank}", rank)
+
+
+def raise_limit() -> bool:
+    """Raise the soft limit of a process that has reached it, and return whether the hard limit allows that."""
+    import resource  # POSIX only; importing ringcomm works everywhere
+
+    with _lock, suppress(OSError, ValueError):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raised = soft + SPARE if hard == resource.RLIM_INFINITY else min(soft + SPARE, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        return raised > soft
+    return False
 
 
 def provide_for_launcher(size: int) -> None:

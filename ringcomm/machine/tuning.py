@@ -17,6 +17,7 @@ from typing import Any
 from ringcomm.errors import ArgumentError, integer, refuse, unknown
 
 __all__ = [
+    "FLOWS",
     "LINK",
     "NEVER",
     "TUNABLE",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 LINK = ("link_latency", "link_bandwidth")  # µs, GB/s
+FLOWS = "flows"  # of a link, if more than one connection was faster
 TUNABLE = ("segment_bytes", "one_shot_bytes", "direct_bytes", "cma_bytes")
 NEVER = 2**62  # a threshold that no array reaches
 
@@ -94,7 +96,7 @@ def gpu_limits(path: Path, gpu: str, known: tuple[str, ...]) -> dict[int, dict[s
 
 @cache
 def links(path: Path) -> dict[str, dict[str, float]]:
-    """Return the latency and bandwidth of each measured link by its key, read once."""
+    """Return the latency, bandwidth and flows of each measured link by its key, read once."""
     with _named(path):
         found = {name: values for name, values in _settings(_load(path)).items() if values.keys() & {*LINK}}
         for name, values in found.items():
@@ -102,6 +104,7 @@ def links(path: Path) -> dict[str, dict[str, float]]:
                 value = values.get(setting)
                 if not isinstance(value, int | float) or not 0 < value < inf:
                     raise refuse(f"{setting} of {name}", "a positive number", repr(value))
+            integer(f"{FLOWS} of {name}", values.get(FLOWS, 1), 1)
     return found
 
 

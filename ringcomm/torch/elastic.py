@@ -155,7 +155,7 @@ def _tcp_store(comm: Communicator) -> Any:
         host, port = comm.broadcast_object()
         return TCPStore(host, port, timeout=STORE_TIMEOUT)
     place = find_place()
-    host = (Config().host_address or local_address(place.store)) if place.hosts else "127.0.0.1"
+    host = ((Config().host_address or "").split(",")[0] or local_address(place.store)) if place.hosts else "127.0.0.1"
     listener = socket.create_server((host, 0))  # torch itself would listen on all interfaces
     port = listener.getsockname()[1]
     options = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}

@@ -229,7 +229,7 @@ def test_a_send_is_repeated_while_too_many_descriptors_are_in_flight():
 def test_running_out_of_descriptors_is_an_error():
     store, limits = HashStore(), resource.getrlimit(resource.RLIMIT_NOFILE)
     with (
-        closing(unix.UnixGate(address := f"\0{uuid.uuid4().hex}", "this test").listener) as listener,
+        closing(unix.UnixGate(address := f"\0{uuid.uuid4().hex}", "this test").listeners[0]) as listener,
         closing(module._Client(store, 2, 20, None, rank=1)) as client,
     ):
         client._connect(address, "secret")

@@ -44,6 +44,13 @@ def test_a_hard_limit_that_is_too_low_is_named_with_what_is_needed():
     assert "its hard limit is 200: raise it (RLIMIT_NOFILE, ulimit -Hn)" in text
 
 
+def test_a_soft_limit_that_is_reached_is_raised_up_to_the_hard_one(monkeypatch):
+    limits = [100, 140]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.__setitem__(slice(None), new))
+    assert [(descriptors.raise_limit(), limits[0]) for _ in range(3)] == [(True, 132), (True, 140), (False, 140)]
+
+
 def test_a_rank_that_starts_with_some_of_its_job_is_named_by_its_rank_there(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
     with pytest.raises(RingcommError, match=r"^rank 7 needs ") as caught:

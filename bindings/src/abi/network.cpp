@@ -15,7 +15,11 @@ using namespace ringcomm;
 struct rc_network {
     std::shared_ptr<NetworkWorld> world;
     MessageLink* messages = nullptr;  // over MPI
+    SocketLink* sockets = nullptr;
     const uint64_t generation = fork_generation.load();
+    // Of the first communicator, under the mutex of the world.
+    LocalRanks local{};
+    std::vector<int> processes_here{};
 };
 
 struct rc_ucx {
@@ -25,6 +29,8 @@ struct rc_ucx {
 };
 
 namespace {
+
+constexpr int MAX_FLOWS = 64;  // to a peer
 
 HostLayout layout_of(int rank, int size, const int* hosts) {
     std::vector<int> numbers;
@@ -66,6 +72,12 @@ LocalRanks local_ranks(rc_comm* local, const HostLayout& layout, int group_size,
     return {state, group, &entry->collectives, flight};
 }
 
+SocketLink& sockets_of(rc_network* network) {
+    check_pointer("network", network);
+    if (!network->sockets) reject("network: expected one of rc_network_open");
+    return *network->sockets;
+}
+
 UcxMessages& messages_of(rc_ucx* ucx) {
     check_pointer("ucx", ucx);
     if (!ucx->messages) reject("ucx: a network has it already");
@@ -87,7 +99,118 @@ int rc_network_open(int rank, int size, const int* sockets, const char* name, do
         check_pointer("network", network);
         const std::span each(sockets, size);
         auto link = std::make_unique<SocketLink>(rank, size, each, name, idle_timeout, resend_timeout);
-        *network = new rc_network{std::make_shared<NetworkWorld>(std::move(link))};
+        SocketLink* const opened = link.get();
+        *network = new rc_network{std::make_shared<NetworkWorld>(std::move(link)), nullptr, opened};
+    });
+}
+
+int rc_network_wanted(rc_network* network, int* readable, int* processes, int* flows, int* count) {
+    return guarded([&] {
+        SocketLink& sockets = sockets_of(network);
+        check_pointer("readable", readable);
+        check_pointer("processes", processes);
+        check_pointer("flows", flows);
+        check_pointer("count", count);
+        const std::lock_guard lock(network->world->mutex);
+        *count = 0;
+        for (const auto& [peer, flow] : sockets.take_wanted()) {
+            processes[*count] = peer;
+            flows[(*count)++] = flow;
+        }
+        *readable = sockets.wanted_descriptor();
+    });
+}
+
+int rc_network_connect(rc_network* network, int process, int socket, const char* failure) {
+    return guarded([&] {
+        SocketLink& sockets = sockets_of(network);
+        Descriptor connected(socket);
+        check_rank("process", process, 0, sockets.size);
+        NetworkWorld& world = *network->world;
+        const std::lock_guard lock(world.mutex);
+        if (!sockets.awaits_socket(process)) return;
+        if (socket >= 0) {
+            sockets.begin(process, std::exchange(connected.fd, -1));
+            return world.connected(process);
+        }
+        if (!failure) world.left(process);
+        sockets.give_up(process, failure ? failure : "closed all communicators");
+        world.progress();
+    });
+}
+
+int rc_network_fail(rc_network* network, const char* what_this_rank_cannot) {
+    return guarded([&] {
+        check_pointer("network", network);
+        check_pointer("what_this_rank_cannot", what_this_rank_cannot);
+        const std::lock_guard lock(network->world->mutex);
+        network->world->fail(what_this_rank_cannot);
+    });
+}
+
+int rc_network_want_flows(rc_network* network, int count) {
+    return guarded([&] {
+        SocketLink& sockets = sockets_of(network);
+        check_range("count", count, 0, MAX_FLOWS);
+        const std::lock_guard lock(network->world->mutex);
+        sockets.want_flows(count);
+    });
+}
+
+int rc_network_add_flow(rc_network* network, int process, int socket) {
+    return guarded([&] {
+        SocketLink& sockets = sockets_of(network);
+        Descriptor connected(socket);
+        check_rank("process", process, 0, sockets.size);
+        check_range("socket", socket, 0, INT32_MAX);
+        const std::lock_guard lock(network->world->mutex);
+        sockets.add_flow(process, std::exchange(connected.fd, -1));
+    });
+}
+
+int rc_network_ended_flow(rc_network* network, int* process, int* left, char* reason, uint64_t bytes) {
+    return guarded([&] {
+        SocketLink& sockets = sockets_of(network);
+        check_pointer("process", process);
+        check_pointer("left", left);
+        check_pointer("reason", reason);
+        const std::lock_guard lock(network->world->mutex);
+        *process = -1;
+        if (const auto ended = sockets.take_ended_flow()) {
+            *process = ended->peer;
+            *left = int(ended->left);
+            snprintf(reason, bytes, "%s", ended->reason.c_str());
+        }
+    });
+}
+
+int rc_network_flush(rc_network* network) {
+    return guarded([&] {
+        check_pointer("network", network);
+        if (network->generation != fork_generation.load()) return;
+        network->world->flush();
+        const std::lock_guard lock(network->world->mutex);
+        if (const ShmGroup* local = network->local.group) local->arena().between_hosts(local->rank).left.store(1);
+    });
+}
+
+int rc_network_ended(rc_network* network, int process, int* ended, char* how, uint64_t bytes) {
+    return guarded([&] {
+        check_pointer("network", network);
+        check_pointer("ended", ended);
+        check_pointer("how", how);
+        *ended = 0;
+        const std::lock_guard lock(network->world->mutex);
+        const int here = index_of(process, network->processes_here);
+        if (here < 0) return;
+        const ShmGroup& local = *network->local.group;
+        Liveness& liveness = local.world->liveness;
+        const int member = local.member(here);
+        const bool dead = liveness.dead(member);  // first: it leaves before it ends
+        const bool left = local.arena().between_hosts(here).left.load();
+        *ended = dead || left;
+        const std::string text = format("process %" PRId64 " ", liveness.pid(member)) + liveness.how_it_ended(member);
+        copy_text(how, bytes, left ? "" : text);
     });
 }
 
@@ -207,6 +330,9 @@ int rc_network_group(rc_network* network, uint64_t number, int rank, int size, c
             ancestors = network_group(EntryGuard(*parent->handle)).lineage();
         } else if (here.group) {
             network->world->drains = here.group->drains;
+            const std::lock_guard lock(network->world->mutex);
+            network->local = here;
+            for (const int r : layout.ranks[layout.host]) network->processes_here.push_back(members[r]);
         }
         if (here.group && here.group->ancestors().size() != ancestors.size()) {
             reject("local: expected ranks split from those that the parent has on this host");

@@ -87,6 +87,8 @@ public:
     virtual void store_failure(const Failure& failure) = 0;
     [[noreturn]] void fail(const Failure& failure);
     virtual bool closed(int r) const = 0;
+    // From now on this rank hears how rank `r` ends, also where that takes a connection.
+    virtual void hear_from(int /*r*/) {}
     // How a rank that cannot answer ended, as in "died"; empty while it runs.
     virtual std::string how_it_ended(int r) = 0;
     // The failure if rank `r` has died or closed; `what` describes the call that needs it.

@@ -27,19 +27,19 @@ constexpr size_t MAX_FRAME = size_t{1} << 30;  // far more than any that this li
 constexpr uint64_t PACKET = 0;  // the tag of packets
 
 struct FrameHeader {
-    uint64_t tag, bytes;
+    // Of what follows: a payload; nothing, since it comes over a flow; nothing: the payload with the number `tag` has.
+    enum Kind : uint64_t { PAYLOAD, ON_FLOW, ARRIVED };
+
+    FrameHeader() = default;
+    FrameHeader(Kind kind, uint64_t tag, uint64_t bytes) : tag(tag), kind_and_bytes(kind << 62 | bytes) {}
+    uint64_t kind() const { return kind_and_bytes >> 62; }
+    uint64_t bytes() const { return kind_and_bytes & ~(uint64_t{3} << 62); }
+
+    uint64_t tag, kind_and_bytes;
 };
 
 std::string length_mismatch(uint64_t sent, uint64_t received) {
     return format("sent %" PRIu64 " bytes to a receive of %" PRIu64, sent, received);
-}
-
-void finish(LinkTransfer*& transfer, LinkTransfer::State state) {
-    if (transfer) {
-        transfer->handle = nullptr;
-        transfer->state = state;
-        transfer = nullptr;
-    }
 }
 
 }  // namespace
@@ -49,17 +49,11 @@ void Descriptor::close() {
     fd = -1;
 }
 
-// What the handle of a transfer points to.
-struct Connection::Operation {
-    LinkTransfer* transfer;  // nullptr: the caller does not wait for it
-    const bool sends;
-};
+struct Connection::Send final : TransferHandle {
+    Send(FrameHeader header, const std::byte* data, size_t bytes, LinkTransfer* transfer)
+        : TransferHandle(transfer), header(header), next(data), left(bytes) {}
 
-struct Connection::Send : Operation {
-    Send(uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer* transfer)
-        : Operation{transfer, true}, header{tag, bytes}, next(data), left(bytes) {}
-
-    void keep_rest() {  // the caller's memory will change
+    void release_memory() override {
         copy = std::make_unique_for_overwrite<std::byte[]>(left);
         std::copy_n(next, left, copy.get());
         next = copy.get();
@@ -72,28 +66,15 @@ struct Connection::Send : Operation {
     std::unique_ptr<std::byte[]> copy;
 };
 
-// A receive without a frame, a frame without a receive, or both.
-struct Connection::Receive : Operation {
-    enum Kind { POSTED, EARLY, OF_PACKET, OF_DROPPED };
-
-    Receive(LinkTransfer* transfer, std::byte* target, size_t bytes)
-        : Operation{transfer, false}, kind(POSTED), target(target), bytes(bytes) {}
-    Receive(Kind kind, std::unique_ptr<std::byte[]> memory, size_t bytes)
-        : Operation{nullptr, false}, kind(kind), target(memory.get()), bytes(bytes), memory(std::move(memory)) {}
-
-    size_t missing() const { return bytes - arrived; }
-    size_t cost() const { return sizeof *this + bytes; }
-
-    Kind kind;
-    std::byte* target;  // nullptr: canceled; the payload is discarded
-    const size_t bytes;
-    size_t arrived = 0;
-    std::unique_ptr<std::byte[]> memory;
-};
-
-Connection::Connection(int rank, int fd, std::vector<Connection*>& lost) : Descriptor(fd), rank(rank), lost_(lost) {}
+Connection::Connection(int rank, int fd, std::vector<Connection*>& lost)
+    : Descriptor(fd), rank(rank), awaits_socket_(fd < 0), lost_(lost) {}
 
 Connection::~Connection() = default;
+
+void Connection::begin(int socket) {
+    fd = socket;
+    awaits_socket_ = false;
+}
 
 Connection::Waiting::iterator Connection::find(uint64_t tag) {
     const auto found = waiting_.lower_bound(tag);
@@ -104,34 +85,37 @@ Connection::Waiting::iterator Connection::find(uint64_t tag) {
 
 void Connection::send(uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer& transfer) {
     assert(tag != PACKET);
-    LinkTransfer* waiter = &transfer;
-    transfer.state = LinkTransfer::ACTIVE;
-    if (!can_send()) return finish(waiter, LinkTransfer::FAILED);
+    transfer.state = can_send() ? LinkTransfer::ACTIVE : LinkTransfer::FAILED;
+    if (transfer.ended()) return;
     const bool first = !has_queued();
-    transfer.handle = static_cast<Operation*>(&transfers_.emplace_back(tag, data, bytes, waiter));
-    queued_ += bytes;
+    if (flows_.carry(bytes)) {
+        flows_.send(data, bytes, transfer);
+        transfers_.emplace_back(FrameHeader{FrameHeader::ON_FLOW, tag, bytes}, nullptr, 0, nullptr);
+    } else {
+        transfers_.emplace_back(FrameHeader{FrameHeader::PAYLOAD, tag, bytes}, data, bytes, &transfer);
+        queued_ += bytes;
+    }
     if (first) write();
 }
 
 void Connection::send_packet(std::span<const std::byte> packet) {
     if (!can_send()) return;
     const bool first = !begun_ && packets_.empty();
-    packets_.emplace_back(PACKET, packet.data(), packet.size(), nullptr);
+    const FrameHeader header(FrameHeader::PAYLOAD, PACKET, packet.size());
+    packets_.emplace_back(header, packet.data(), packet.size(), nullptr);
     queued_ += packet.size();
     if (first) write();
-    if (!packets_.empty()) packets_.back().keep_rest();
+    if (!packets_.empty()) packets_.back().release_memory();
 }
 
 void Connection::receive(uint64_t tag, std::byte* data, size_t bytes, LinkTransfer& transfer) {
     assert(tag != PACKET);
-    transfer.state = LinkTransfer::ACTIVE;
-    LinkTransfer* waiter = &transfer;
+    const auto end_at_once = [&](LinkTransfer::State state) { transfer.state = state; };
     const auto found = find(tag);
     if (found == waiting_.end() || found->second->kind == Receive::POSTED) {
-        if (!open() || dropped_.contains(tag)) return finish(waiter, LinkTransfer::FAILED);
-        const auto receive = std::make_shared<Receive>(waiter, data, bytes);
-        transfer.handle = static_cast<Operation*>(receive.get());
-        waiting_.emplace(tag, receive);
+        if (!(open() || awaits_socket_) || dropped_.contains(tag)) return end_at_once(LinkTransfer::FAILED);
+        transfer.state = LinkTransfer::ACTIVE;
+        waiting_.emplace(tag, std::make_shared<Receive>(&transfer, data, bytes));
         ++awaited_;
         return;
     }
@@ -139,29 +123,24 @@ void Connection::receive(uint64_t tag, std::byte* data, size_t bytes, LinkTransf
     waiting_.erase(found);
     early_ -= frame->cost();
     if (frame->bytes != bytes) {
-        finish(waiter, LinkTransfer::FAILED);
+        end_at_once(LinkTransfer::FAILED);
         return lose(length_mismatch(frame->bytes, bytes));
     }
     std::copy_n(frame->memory.get(), frame->arrived, data);
-    if (frame->missing() == 0) return finish(waiter, LinkTransfer::DONE);
+    if (frame->missing() == 0) return end_at_once(LinkTransfer::DONE);
+    transfer.state = LinkTransfer::ACTIVE;
     frame->kind = Receive::POSTED;
     frame->target = data;
     frame->memory.reset();
-    frame->transfer = waiter;
-    transfer.handle = static_cast<Operation*>(frame.get());
+    frame->wait_for(transfer);
     ++awaited_;
 }
 
 void Connection::cancel(LinkTransfer& transfer) {
     if (transfer.ended()) return;
-    auto& operation = *static_cast<Operation*>(transfer.handle);
-    // Both sides stay in step: a send is still sent, a receive takes its frame out of the stream.
-    if (operation.sends) {
-        static_cast<Send&>(operation).keep_rest();
-    } else {
-        static_cast<Receive&>(operation).target = nullptr;
-    }
-    finish(operation.transfer, LinkTransfer::FAILED);
+    auto& handle = *static_cast<TransferHandle*>(transfer.handle);
+    handle.release_memory();
+    handle.finish(LinkTransfer::FAILED);
 }
 
 void Connection::drop(uint64_t tag) {
@@ -169,7 +148,7 @@ void Connection::drop(uint64_t tag) {
     const auto [first, last] = waiting_.equal_range(tag);
     for (auto entry = first; entry != last; entry = waiting_.erase(entry)) {
         Receive& receive = *entry->second;
-        finish(receive.transfer, LinkTransfer::FAILED);
+        receive.finish(LinkTransfer::FAILED);
         receive.target = nullptr;  // its payload may be arriving
         if (receive.kind == Receive::POSTED) {
             --awaited_;
@@ -181,17 +160,18 @@ void Connection::drop(uint64_t tag) {
 
 // --- Frames ----------------------------------------------------------------------------------------------------------
 
-Connection::Send* Connection::next_frame() {
+std::deque<Connection::Send>* Connection::next_queue() {
     if (begun_) return begun_;
     std::deque<Send>& queue = packets_.empty() ? transfers_ : packets_;
-    return queue.empty() ? nullptr : &queue.front();
+    return queue.empty() ? nullptr : &queue;
 }
 
 // Sends up to a piece; returns whether anything moved.
 bool Connection::write() {
+    if (!open()) return false;
     size_t moved = 0;
-    while (Send* const next = moved < PIECE ? next_frame() : nullptr) {
-        Send& frame = *next;
+    while (std::deque<Send>* const queue = moved < PIECE ? next_queue() : nullptr) {
+        Send& frame = queue->front();
         const size_t head = sizeof frame.header - frame.header_sent, piece = std::min(frame.left, PIECE);
         iovec parts[]{{reinterpret_cast<std::byte*>(&frame.header) + frame.header_sent, head},
                       {const_cast<std::byte*>(frame.next), piece}};
@@ -207,15 +187,15 @@ bool Connection::write() {
         }
         moved += sent;
         const size_t of_header = std::min<size_t>(sent, head), of_payload = sent - of_header;
-        begun_ = next;
+        begun_ = queue;
         frame.header_sent += of_header;
         frame.next += of_payload;
         frame.left -= of_payload;
         queued_ -= of_payload;
         if (of_header < head || of_payload < piece) break;  // there is no more room
         if (frame.left == 0) {
-            finish(frame.transfer, LinkTransfer::DONE);
-            (frame.header.tag == PACKET ? packets_ : transfers_).pop_front();
+            frame.finish(LinkTransfer::DONE);
+            queue->pop_front();
             begun_ = nullptr;
         }
     }
@@ -272,12 +252,18 @@ bool Connection::parse(LinkEvents& events) {
             std::memcpy(&header, read_ahead_ + taken, sizeof header);
             taken += sizeof header;
             if (header.tag == PACKET &&
-                header.bytes <= std::min(Link::MAX_PACKET, held_ - taken)) {  // all of it is here
-                const std::span packet(read_ahead_ + taken, header.bytes);
-                taken += header.bytes;
+                header.kind_and_bytes <= std::min(Link::MAX_PACKET, held_ - taken)) {  // all of it is here
+                const std::span packet(read_ahead_ + taken, header.bytes());
+                taken += header.bytes();
                 events.packet_arrived(rank, packet);
+            } else if (header.kind() == FrameHeader::ARRIVED) {
+                flows_.acknowledged(header.tag);
+            } else if (header.kind() == FrameHeader::ON_FLOW && header.tag != PACKET) {
+                begin_payload(header.tag, header.bytes());
+                if (current_) flows_.expect(std::exchange(current_, nullptr));
+                lose_without_flows();
             } else {
-                begin_payload(header.tag, header.bytes);
+                begin_payload(header.tag, header.kind_and_bytes);
             }
         }
         if (!open()) return false;
@@ -313,14 +299,49 @@ void Connection::end_payload(LinkEvents& events) {
     const auto frame = std::exchange(current_, nullptr);
     if (frame->kind == Receive::OF_PACKET) {
         events.packet_arrived(rank, {frame->memory.get(), frame->bytes});
-    } else if (frame->kind == Receive::POSTED) {
-        --awaited_;
-        finish(frame->transfer, LinkTransfer::DONE);
+    } else {
+        end_transfer(*frame);
     }
 }
 
+void Connection::end_transfer(Receive& receive) {
+    if (receive.kind != Receive::POSTED) return;
+    --awaited_;
+    receive.finish(LinkTransfer::DONE);
+}
+
+// --- Flows -----------------------------------------------------------------------------------------------------------
+
+bool Connection::write_flow(size_t flow) {
+    const bool moved = flows_.write(flow);
+    lose_without_flows();
+    return moved;
+}
+
+bool Connection::read_flow(size_t flow) {
+    const bool moved = flows_.read(flow);
+    for (const auto& [number, receive] : flows_.take_arrived()) {
+        end_transfer(*receive);
+        acknowledge(number);
+    }
+    lose_without_flows();
+    return moved;
+}
+
+void Connection::acknowledge(uint64_t number) {
+    if (!can_send()) return;
+    const bool first = !begun_ && packets_.empty();
+    packets_.emplace_back(FrameHeader{FrameHeader::ARRIVED, number, 0}, nullptr, 0, nullptr);
+    if (first) write();
+}
+
+void Connection::lose_without_flows() {
+    if (open() && flows_.stuck()) lose("all flows have ended");
+}
+
 void Connection::fail_sends() {
-    for (Send& frame : transfers_) finish(frame.transfer, LinkTransfer::FAILED);
+    for (Send& frame : transfers_) frame.finish(LinkTransfer::FAILED);
+    flows_.fail_sends();
     transfers_.clear();
     packets_.clear();
     begun_ = nullptr;
@@ -328,15 +349,17 @@ void Connection::fail_sends() {
 }
 
 void Connection::lose(const std::string& reason) {
-    if (!open()) return;
+    if (!open() && !awaits_socket_) return;
+    awaits_socket_ = false;
     close();
     failure_ = reason;
     lost_.push_back(this);
     fail_sends();
-    if (current_) finish(current_->transfer, LinkTransfer::FAILED);
+    flows_.fail();
+    if (current_) current_->finish(LinkTransfer::FAILED);
     for (auto entry = waiting_.begin(); entry != waiting_.end();) {
         Receive& receive = *entry->second;
-        finish(receive.transfer, LinkTransfer::FAILED);
+        receive.finish(LinkTransfer::FAILED);
         entry = receive.kind == Receive::POSTED || receive.missing() ? waiting_.erase(entry) : std::next(entry);
     }
     current_ = nullptr;

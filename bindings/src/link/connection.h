@@ -1,8 +1,10 @@
-// One end of the connection to a peer of a SocketLink: frames over a nonblocking socket.
+// One end of the connection to a peer of a SocketLink: frames over a nonblocking socket. What is sent or received
+// before there is one waits for it.
 //
 // A frame is a header and its payload: a transfer, or a packet. Packets go before transfers that have not begun: one of
 // them may ask the peer for data that could come meanwhile. Payloads go from the caller's memory into that of the
-// receive. What comes before its receive is kept in memory of the connection: one tag never blocks the others.
+// receive. What comes before its receive is kept in memory of the connection: one tag never blocks the others. Where
+// the pair has flows, large payloads go there.
 #pragma once
 
 #include <deque>
@@ -12,38 +14,35 @@
 #include <string>
 #include <vector>
 
-#include "link/link.h"
+#include "link/flows.h"
 
 namespace ringcomm {
 
-struct Descriptor {
-    Descriptor() = default;
-    explicit Descriptor(int fd) : fd(fd) {}
-    ~Descriptor() { close(); }
-    Descriptor(const Descriptor&) = delete;
-    void close();
-
-    int fd = -1;
-};
-
 class Connection : public Descriptor {
 public:
-    // Owns `fd`, -1 for none. Adds itself to `lost` once it is.
+    // Owns `fd`; -1: begin() gives it one. Adds itself to `lost` once it is.
     Connection(int rank, int fd, std::vector<Connection*>& lost);
     ~Connection();
 
     const int rank;  // of the peer
 
     bool open() const { return fd >= 0; }
+    bool awaits_socket() const { return awaits_socket_; }
+    void begin(int socket);
     // Of a send, or why the peer is lost.
     const std::string& failure() const { return failure_; }
-    size_t queued_bytes() const { return queued_; }  // of payload
+    size_t queued_bytes() const { return queued_; }  // of payload, without those on flows
     bool has_queued() const { return has_queued_packets() || !transfers_.empty(); }
+    Flows& flows() { return flows_; }
+    const Flows& flows() const { return flows_; }
     bool has_queued_packets() const { return !packets_.empty(); }
     bool awaits_frames() const { return awaited_ > 0; }
+    bool awaits_anything() const { return awaits_frames() || flows_.has_unacknowledged(); }
     // So much has come before its receives that the peer has to wait for some of them. What it has sent before it ended
     // is read all the same.
-    bool stalled() const { return early_ >= MAX_EARLY && !awaits_frames() && failure_.empty() && !ended_; }
+    bool stalled() const {
+        return early_ >= MAX_EARLY && !awaits_frames() && !flows_.has_unacknowledged() && failure_.empty() && !ended_;
+    }
 
     void send(uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer& transfer);
     // A receive whose data came before the peer was lost still succeeds.
@@ -57,6 +56,8 @@ public:
     // Sends, or takes, up to a piece. Returns whether anything moved.
     bool write();
     bool read(LinkEvents& events);
+    bool write_flow(size_t flow);
+    bool read_flow(size_t flow);
     void lose(const std::string& reason);
     // Loses a peer whose host has not answered for so many seconds: to a probe, or to data.
     void lose_if_silent(double idle_timeout, double resend_timeout);  // socket_liveness.cpp
@@ -66,27 +67,29 @@ private:
     static constexpr size_t READ_AHEAD = 8
                                          << 10;  // a small frame takes one system call, a large one copies at most this
 
-    struct Operation;
     struct Send;
-    struct Receive;
     using Waiting = std::multimap<uint64_t, std::shared_ptr<Receive>>;
 
     Waiting::iterator find(uint64_t tag);
-    bool can_send() const { return open() && failure_.empty(); }
-    Send* next_frame();
+    bool can_send() const { return (open() || awaits_socket_) && failure_.empty(); }
+    std::deque<Send>* next_queue();
     // How write() and read() end, by errno; 0: the peer has closed (socket_liveness.cpp).
     void write_failed(int code);
     void read_ended(int code);
     bool parse(LinkEvents& events);
     void begin_payload(uint64_t tag, uint64_t bytes);
     void end_payload(LinkEvents& events);
+    void end_transfer(Receive& receive);
+    void acknowledge(uint64_t number);
+    void lose_without_flows();
     void fail_sends();
 
+    bool awaits_socket_;
     std::vector<Connection*>& lost_;
     std::string failure_;
 
     std::deque<Send> packets_, transfers_;  // their elements stay where they are
-    Send* begun_ = nullptr;                 // the frame whose rest comes next
+    std::deque<Send>* begun_ = nullptr;     // the rest of its first frame comes next
     size_t queued_ = 0;
 
     Waiting waiting_;     // in the order of the calls and of the frames: per tag, either receives or frames
@@ -98,6 +101,8 @@ private:
     std::shared_ptr<Receive> current_;  // its payload arrives; nullptr: a header comes next
     size_t held_ = 0;                   // bytes in read_ahead_
     std::byte read_ahead_[READ_AHEAD];
+
+    Flows flows_;
 };
 
 }  // namespace ringcomm

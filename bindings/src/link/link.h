@@ -62,12 +62,20 @@ public:
     // Long transfers are cut into pieces of this length, on both sides alike: a piece is combined, in the caches, while
     // the next arrive, and it delays the packets behind it.
     virtual size_t piece_bytes() const { return 256 << 10; }
+    // How many pieces may be on their way at once, in each direction.
+    static constexpr size_t MOST_WINDOW = 32;
+    virtual size_t window() const { return 4; }
 
     // A packet has at most MAX_PACKET bytes, is copied at once, and arrives as an event, in order between two
     // processes.
     virtual void send_packet(int peer, std::span<const std::byte> packet) = 0;
-    // False while the peer takes its packets slowly: whoever can should wait.
+    // False while the peer takes its packets slowly, or is not connected yet: whoever can should wait.
     virtual bool has_room(int peer) const = 0;
+    // Whether this process is connected to the peer; if not, what is sent to it, or received from it, asks for that.
+    virtual bool connected(int) const { return true; }
+    virtual void connect(int) {}
+    // Whether something sent waits for a connection.
+    virtual bool connecting() const { return false; }
     // Whether packets to the peer leave this process only in progress(), which any thread may call.
     virtual bool has_queued(int) const { return false; }
 

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "link/connection.h"
+#include "link/silence.h"
 
 namespace ringcomm {
 
@@ -25,13 +26,20 @@ void Connection::read_ended(int code) {
 
 // TCP itself gives up after a quarter of an hour. TCP_USER_TIMEOUT would also end the connection to a process that does
 // not read because it computes, whose host still acknowledges every probe.
-void Connection::lose_if_silent(double idle_timeout, double resend_timeout) {
+bool silent(int socket, double idle_timeout, double resend_timeout) {
     tcp_info info{};
     socklen_t bytes = sizeof info;
-    if (!open() || getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes)) return;
+    if (getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &bytes)) return false;
     const bool unanswered = std::max(info.tcpi_retransmits, info.tcpi_probes) > 1;
     const double timeout = info.tcpi_retransmits ? resend_timeout : idle_timeout;
-    if (unanswered && info.tcpi_last_ack_recv >= 1000 * timeout) lose(strerror(ETIMEDOUT));
+    return unanswered && info.tcpi_last_ack_recv >= 1000 * timeout;
+}
+
+void Connection::lose_if_silent(double idle_timeout, double resend_timeout) {
+    if (!open()) return;
+    if (silent(fd, idle_timeout, resend_timeout)) return lose(strerror(ETIMEDOUT));
+    flows_.end_if_silent(idle_timeout, resend_timeout);
+    lose_without_flows();
 }
 
 }  // namespace ringcomm

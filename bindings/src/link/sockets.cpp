@@ -10,7 +10,9 @@
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cassert>
 #include <utility>
 
@@ -39,48 +41,62 @@ struct SocketLink::Peer : Connection {
     using Connection::Connection;
 
     // Once a send has failed, a read finds the end.
-    bool readable() const { return awaits_frames() || (open() && (expecting || !failure().empty())); }
-    bool busy() const { return readable() || has_queued(); }
+    bool readable() const { return awaits_anything() || (open() && (expecting || !failure().empty())); }
+    bool busy() const { return open() && (readable() || has_queued()); }
 
     bool active = false;  // it is in active_
     int expecting = 0;    // an answer to a packet, for so many calls of progress()
     uint32_t watched = EPOLLIN;
+    std::vector<uint32_t> watched_flows;
+    bool wanted = false;  // a connection, by connect()
+    int wanted_flows = 0;
 };
+
+std::deque<SocketLink::Peer> SocketLink::adopt(std::span<const int> sockets, std::vector<Connection*>& lost) {
+    std::deque<Peer> peers;
+    for (size_t r = 0; r < sockets.size(); ++r) peers.emplace_back(int(r), sockets[r], lost);
+    return peers;
+}
 
 SocketLink::SocketLink(int rank, int size, std::span<const int> sockets, const std::string& name, double idle_timeout,
                        double resend_timeout)
     : Link(rank, size),
       idle_timeout_(idle_timeout),
       resend_timeout_(resend_timeout),
+      peers_(adopt(sockets, lost_)),
       host_(name, rank),
       next_check_(Clock::now()) {
     assert(int(sockets.size()) == size && sockets[rank] == -1);
-    for (int r = 0; r < size; ++r) peers_.emplace_back(r, sockets[r], lost_);
     epoll_.fd = epoll_create1(EPOLL_CLOEXEC);
     if (epoll_.fd < 0) throw_errno("epoll_create1");
     wake_up_.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (wake_up_.fd < 0) throw_errno("eventfd");
+    wanted_event_.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (wanted_event_.fd < 0) throw_errno("eventfd");
     for (const Peer& peer : peers_) {
-        if (peer.open()) configure(peer);
+        if (peer.open()) configure(peer.fd, {peer.rank});
     }
 }
 
 SocketLink::~SocketLink() = default;
 
-void SocketLink::configure(const Peer& peer) const {
-    const int flags = fcntl(peer.fd, F_GETFL);
-    if (flags < 0 || fcntl(peer.fd, F_SETFL, flags | O_NONBLOCK)) throw_errno("fcntl");
-    set_option(peer.fd, IPPROTO_TCP, TCP_NODELAY, 1);
-    epoll_event event{.events = EPOLLIN, .data = {.u32 = uint32_t(peer.rank)}};
-    if (epoll_ctl(epoll_.fd, EPOLL_CTL_ADD, peer.fd, &event)) throw_errno("epoll_ctl");
+void SocketLink::configure(int fd, Source source) const {
+    const int flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK)) throw_errno("fcntl");
+    set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    epoll_event event{.events = EPOLLIN, .data = {.u64 = source.packed()}};
+    if (epoll_ctl(epoll_.fd, EPOLL_CTL_ADD, fd, &event)) throw_errno("epoll_ctl");
 }
 
 void SocketLink::send(int peer, uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer& transfer) {
+    want_flows(peers_[peer], bytes);
     peers_[peer].send(tag, data, bytes, transfer);
+    if (!transfer.ended()) write_flows(peers_[peer]);
     attend(peers_[peer]);
 }
 
 void SocketLink::receive(int peer, uint64_t tag, std::byte* data, size_t bytes, LinkTransfer& transfer) {
+    want_flows(peers_[peer], bytes);
     peers_[peer].receive(tag, data, bytes, transfer);
     attend(peers_[peer]);
 }
@@ -103,6 +119,7 @@ void SocketLink::send_packet(int peer, std::span<const std::byte> packet) {
 
 // After a call has left something to send or to receive.
 void SocketLink::attend(Peer& peer) {
+    if (!peer.open()) return connect(peer.rank);
     watch(peer);
     if (!peer.busy() || peer.active) return;
     active_.push_back(&peer);
@@ -110,13 +127,21 @@ void SocketLink::attend(Peer& peer) {
 }
 
 bool SocketLink::write(Peer& peer) {
-    const bool moved = peer.write();
+    bool moved = peer.write();
+    moved |= write_flows(peer);
     watch(peer);
     return moved;
 }
 
+bool SocketLink::write_flows(Peer& peer) {
+    bool moved = false;
+    for (size_t i = 0; i < peer.flows().size(); ++i) moved |= peer.write_flow(i);
+    return moved;
+}
+
 bool SocketLink::read(Peer& peer, LinkEvents& events) {
-    const bool moved = peer.read(events);
+    bool moved = peer.read(events);
+    for (size_t i = 0; i < peer.flows().size(); ++i) moved |= peer.read_flow(i);
     watch(peer);
     return moved;
 }
@@ -159,21 +184,91 @@ void SocketLink::sleep(uint64_t ns) {
 
 void SocketLink::wake() { eventfd_write(wake_up_.fd, 1); }
 
-bool SocketLink::has_room(int peer) const { return peers_[peer].queued_bytes() < MAX_QUEUED; }
+bool SocketLink::has_room(int peer) const { return !awaits_socket(peer) && peers_[peer].queued_bytes() < MAX_QUEUED; }
 
-bool SocketLink::has_queued(int peer) const { return peers_[peer].has_queued_packets(); }
+bool SocketLink::has_queued(int peer) const { return connected(peer) && peers_[peer].has_queued_packets(); }
+
+bool SocketLink::connected(int peer) const { return peers_[peer].open(); }
+
+bool SocketLink::awaits_socket(int peer) const { return peers_[peer].awaits_socket(); }
+
+void SocketLink::connect(int peer) {
+    if (!peers_[peer].awaits_socket() || std::exchange(peers_[peer].wanted, true)) return;
+    want({peer, 0});
+}
+
+void SocketLink::want(Wanted connection) {
+    wanted_.push_back(connection);
+    eventfd_write(wanted_event_.fd, 1);
+}
+
+// Both ends of a transfer come here; the higher rank connects.
+void SocketLink::want_flows(Peer& peer, size_t bytes) {
+    if (bytes < Flows::LEAST_BYTES || rank < peer.rank || !peer.open()) return;
+    while (peer.wanted_flows < flows_) want({peer.rank, ++peer.wanted_flows});
+}
+
+bool SocketLink::connecting() const {
+    const auto waits = [](const Peer& peer) { return peer.awaits_socket() && peer.has_queued(); };
+    return std::any_of(peers_.begin(), peers_.end(), waits);
+}
+
+std::vector<SocketLink::Wanted> SocketLink::take_wanted() {
+    eventfd_t events;
+    eventfd_read(wanted_event_.fd, &events);
+    const size_t number = std::min(wanted_.size(), size_t(size));
+    std::vector<Wanted> taken(wanted_.begin(), wanted_.begin() + number);
+    wanted_.erase(wanted_.begin(), wanted_.begin() + number);
+    if (!wanted_.empty()) eventfd_write(wanted_event_.fd, 1);
+    return taken;
+}
+
+void SocketLink::begin(int number, int socket) {
+    Peer& peer = peers_[number];
+    peer.begin(socket);
+    try {
+        configure(peer.fd, {peer.rank});
+    } catch (const Failure& failure) {
+        return peer.lose(failure.error.message);
+    }
+    peer.write();
+    attend(peer);
+}
+
+void SocketLink::add_flow(int number, int socket) {
+    Peer& peer = peers_[number];
+    Descriptor flow(socket);
+    if (!peer.open()) return;
+    configure(socket, {number, int(peer.flows().size())});
+    peer.flows().add(std::exchange(flow.fd, -1));
+    peer.watched_flows.push_back(EPOLLIN);
+    most_flows_ = std::max(most_flows_, peer.flows().size());
+}
+
+std::optional<SocketLink::EndedFlow> SocketLink::take_ended_flow() {
+    if (ended_flows_.empty()) return {};
+    const EndedFlow ended = ended_flows_.front();
+    ended_flows_.pop_front();
+    return ended;
+}
+
+void SocketLink::give_up(int peer, const std::string& reason) { peers_[peer].lose(reason); }
 
 void SocketLink::after_fork() {
-    for (Peer& peer : peers_) peer.close();
+    for (Peer& peer : peers_) {
+        peer.close();
+        peer.flows().close();
+    }
     epoll_.close();
     wake_up_.close();
     host_.close();
+    wanted_event_.close();
 }
 
 bool SocketLink::flushed() const {
     for (const Peer& peer : peers_) {
         int unacknowledged = 0;
-        if (peer.has_queued()) return false;
+        if (peer.has_queued() || peer.flows().has_unacknowledged()) return false;
         if (peer.open() && ioctl(peer.fd, SIOCOUTQ, &unacknowledged) == 0 && unacknowledged) return false;
     }
     return true;
@@ -185,28 +280,46 @@ bool SocketLink::poll(LinkEvents& events) {
     const int count = epoll_wait(epoll_.fd, ready, std::size(ready), 0);
     bool moved = false;
     for (int i = 0; i < count; ++i) {
-        Peer& peer = peers_[ready[i].data.u32];
+        const Source source(ready[i].data.u64);
+        Peer& peer = peers_[source.peer];
         if (ready[i].events & EPOLLOUT) moved |= write(peer);
-        if (ready[i].events & (EPOLLERR | EPOLLHUP)) peer.peer_ended();
+        if (source.flow < 0 && ready[i].events & (EPOLLERR | EPOLLHUP)) peer.peer_ended();
         if (ready[i].events & ~EPOLLOUT) moved |= read(peer, events);
     }
     if (const auto now = Clock::now(); now >= next_check_) {
         next_check_ = now + CHECK_INTERVAL;
         if (host_.clear()) wake();  // for a thread that sleeps
-        for (Peer& peer : peers_) peer.lose_if_silent(idle_timeout_, resend_timeout_);
+        for (Peer& peer : peers_) {
+            peer.lose_if_silent(idle_timeout_, resend_timeout_);
+            if (peer.open()) report_ended_flows(peer);  // else they have ended with their peer
+        }
     }
     return moved;
 }
 
+void SocketLink::report_ended_flows(Peer& peer) {
+    for (const std::string& reason : peer.flows().take_ended()) {
+        ended_flows_.push_back({peer.rank, peer.flows().open(), reason});
+        eventfd_write(wanted_event_.fd, 1);
+    }
+}
+
 // Tells epoll what to wait for.
 void SocketLink::watch(Peer& peer) {
-    uint32_t wanted = 0;
-    if (!peer.stalled()) wanted |= EPOLLIN;
-    if (peer.has_queued()) wanted |= EPOLLOUT;
-    if (wanted == peer.watched || !peer.open()) return;
-    epoll_event event{.events = wanted, .data = {.u32 = uint32_t(peer.rank)}};
-    epoll_ctl(epoll_.fd, EPOLL_CTL_MOD, peer.fd, &event);
-    peer.watched = wanted;
+    if (!peer.open()) return;
+    const auto change = [&](int fd, uint32_t& watched, bool reads, bool writes, Source source) {
+        const uint32_t wanted = (reads ? uint32_t(EPOLLIN) : 0) | (writes ? uint32_t(EPOLLOUT) : 0);
+        if (wanted == watched || fd < 0) return;
+        epoll_event event{.events = wanted, .data = {.u64 = source.packed()}};
+        epoll_ctl(epoll_.fd, EPOLL_CTL_MOD, fd, &event);
+        watched = wanted;
+    };
+    change(peer.fd, peer.watched, !peer.stalled(), peer.has_queued(), {peer.rank});
+    const Flows& flows = peer.flows();
+    for (size_t i = 0; i < flows.size(); ++i) {
+        change(flows.descriptor(i), peer.watched_flows[i], !flows.waits_for_header(i), flows.waits_for_room(i),
+               {peer.rank, int(i)});
+    }
 }
 
 }  // namespace ringcomm

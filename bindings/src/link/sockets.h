@@ -2,8 +2,11 @@
 // docs/network.md.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <deque>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "link/connection.h"
@@ -13,9 +16,9 @@ namespace ringcomm {
 
 class SocketLink final : public Link {
 public:
-    // Owns `sockets`: one connected TCP socket per peer, -1 for none, which probe their peers. A host that does not
-    // answer for so many seconds, to a probe or to data, is lost; one whose process only does not read is not. `name`:
-    // of this network, on this machine.
+    // Owns `sockets`, also if it throws: one connected TCP socket per peer, -1 for none yet, which probe their peers. A
+    // host that does not answer for so many seconds, to a probe or to data, is lost; one whose process only does not
+    // read is not. `name`: of this network, on this machine.
     SocketLink(int rank, int size, std::span<const int> sockets, const std::string& name, double idle_timeout,
                double resend_timeout);
     ~SocketLink() override;
@@ -28,32 +31,75 @@ public:
     bool progress(LinkEvents& events) override;
     bool has_room(int peer) const override;
     bool has_queued(int peer) const override;
+    bool connected(int peer) const override;
+    void connect(int peer) override;
+    bool connecting() const override;
     void sleep(uint64_t ns) override;
     void wake() override;
     void wake_peer(int peer) override { host_.wake(peer); }
+    size_t window() const override { return std::min(MOST_WINDOW, Link::window() * (1 + most_flows_)); }
     bool flushed() const override;
     void after_fork() override;
+
+    // Connections are made elsewhere. take_wanted() returns those that are wanted since the last call, at most as many
+    // as there are peers; the descriptor is readable when there are some, or a flow has ended. Of a peer that is
+    // neither connected nor lost, begin() takes the socket, or give_up() loses it.
+    struct Wanted {
+        int peer, flow;  // 0: none of the flows, but the connection of the pair
+    };
+    std::vector<Wanted> take_wanted();
+    int wanted_descriptor() const { return wanted_event_.fd; }
+    bool awaits_socket(int peer) const;
+    void begin(int peer, int socket);
+    void give_up(int peer, const std::string& reason);
+    // So many flows are wanted to each peer that sends or gets large data.
+    void want_flows(int count) { flows_ = std::max(flows_, count); }
+    struct EndedFlow {
+        int peer;
+        size_t left;
+        std::string reason;
+    };
+    void add_flow(int peer, int socket);  // owns it
+    std::optional<EndedFlow> take_ended_flow();
 
 private:
     using Clock = std::chrono::steady_clock;
 
     struct Peer;
+    // Of an event of epoll: the connection of a peer, or one of its flows.
+    struct Source {
+        Source(int peer, int flow = -1) : peer(peer), flow(flow) {}
+        explicit Source(uint64_t packed) : peer(int(uint32_t(packed))), flow(int(packed >> 32)) {}
+        uint64_t packed() const { return uint64_t(uint32_t(flow)) << 32 | uint32_t(peer); }
 
-    void configure(const Peer& peer) const;
+        int peer, flow;
+    };
+
+    static std::deque<Peer> adopt(std::span<const int> sockets, std::vector<Connection*>& lost);
+    void configure(int fd, Source source) const;
     void attend(Peer& peer);
     bool write(Peer& peer);
+    bool write_flows(Peer& peer);
     bool read(Peer& peer, LinkEvents& events);
     bool poll(LinkEvents& events);
+    void want(Wanted connection);
+    void want_flows(Peer& peer, size_t bytes);
+    void report_ended_flows(Peer& peer);
     void watch(Peer& peer);
 
     const double idle_timeout_, resend_timeout_;
-    std::deque<Peer> peers_;
-    Descriptor epoll_;               // every socket; for what its connection can do
-    Descriptor wake_up_;             // readable after wake()
-    WakeUp host_;                    // after wake_peer() of others
-    std::vector<Peer*> active_;      // with something to send or to receive, and maybe some that had
     std::vector<Connection*> lost_;  // not yet reported
-    unsigned calls_ = 0;             // of progress()
+    std::deque<Peer> peers_;
+    Descriptor epoll_;            // every socket; for what its connection can do
+    Descriptor wake_up_;          // readable after wake()
+    WakeUp host_;                 // after wake_peer() of others
+    Descriptor wanted_event_;     // readable while wanted_ or ended_flows_ has any
+    std::vector<Wanted> wanted_;  // to be connected
+    std::deque<EndedFlow> ended_flows_;
+    int flows_ = 0;              // wanted to each peer
+    size_t most_flows_ = 0;      // of a peer
+    std::vector<Peer*> active_;  // with something to send or to receive, and maybe some that had
+    unsigned calls_ = 0;         // of progress()
     Clock::time_point next_check_;
 };
 

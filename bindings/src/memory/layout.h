@@ -104,6 +104,7 @@ struct RankHeader {
 // has the calls by which it does its part on this host. Memory only where there is such a group.
 struct FlightBetweenHosts {
     int32_t group_size, process, processes;  // that the link connects, of which this rank is one
+    std::atomic<uint32_t> left;              // in the arena of the world: 1 once the process is connected to no other
     std::atomic<uint64_t> finished;          // the last epoch that it has finished
     alignas(LINE) FlightRecord record;
 };

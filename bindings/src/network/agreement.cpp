@@ -124,7 +124,7 @@ void NetworkCall::exchange_records(HostRecord own) {
                 }
                 return true;
             },
-            missing);
+            missing, layout.ranks[(me + distance) % hosts][0]);
         if (group_.waits && missing >= 0) group_.waits->add(ticks() - begin, missing);
     }
     const std::lock_guard lock(world.mutex);

@@ -66,7 +66,7 @@ void NetworkCall::run() {
 // Spins as long as data moves, then sleeps on the link. wait_until() counts the time that this thread has the core, so
 // that ranks that share cores yield for longer: an all_reduce of 8 MiB on 2 x 2 ranks of 2 cores takes 5.8 ms in place
 // of 4.6, where its waits begin anew whenever data has moved.
-void NetworkCall::wait(const std::function<bool()>& ready, const int& peer) {
+void NetworkCall::wait(const std::function<bool()>& ready, const int& peer, int awaited) {
     const LongWait long_wait(group_);
     NetworkWorld& world = *group_.world;
     const uint64_t spin_ns = group_.tuning().oversubscribed ? SPIN_OVERSUBSCRIBED_NS : SPIN_NS;
@@ -96,10 +96,13 @@ void NetworkCall::wait(const std::function<bool()>& ready, const int& peer) {
         }
         if (!sleeps && now - checked < SLICE_NS) continue;
         checked = now;
-        if (const auto failure = stop_reason()) {
-            if (ready_now(moved)) return;
-            fail(*failure);
-        }
+        group_.hear_from(awaited);
+        awaited_ = awaited;
+        const auto failure = stop_reason();
+        awaited_ = -1;
+        if (!failure) continue;
+        if (ready_now(moved)) return;
+        fail(*failure);
     }
 }
 

@@ -48,11 +48,12 @@ private:
     void local_collective(const ProgramStep& step);
 
     // `ready` runs under the world's mutex; `peer` is the rank that it waits for, which may change.
-    void wait(const std::function<bool()>& ready, const int& peer);
+    // `awaited`: the rank that sends the data itself, or takes it.
+    void wait(const std::function<bool()>& ready, const int& peer, int awaited);
     void run_local(int collective, const void* source, void* target, uint64_t count, int dtype, int op, int root,
                    const uint64_t* counts);
 
-    bool has_finished(int r) const override { return group_.finished(r, call.epoch); }
+    bool has_finished(int r) const override { return group_.finished(r, call.epoch, r == awaited_); }
     std::optional<Failure> host_failure() override;
     uint64_t deadline() const override { return deadline_of(call.start, call.timeout + (inside_host_ ? MARGIN : 0)); }
     Failure timed_out() override;
@@ -70,6 +71,8 @@ private:
     std::vector<HostRecord> records_;  // by host
     std::byte* memories_[3]{};
     bool inside_host_ = false;      // where this rank waits
+    size_t window_ = 0;             // pieces at once in each direction
+    int awaited_ = -1;              // the rank whose data it waits for, or that is to take its own
     std::byte* landing_ = nullptr;  // for what is combined as it arrives
 };
 

@@ -70,7 +70,14 @@ void NetworkChannel::end_access() {
 
 bool NetworkChannel::try_write(const PacketHeader& header, const std::byte* payload) {
     const std::lock_guard lock(world_.mutex);
-    if (!world_.link->has_room(process_)) return false;
+    if (!world_.link->has_room(process_)) {
+        if (header.kind == PACKET_CLOSE && !world_.link->connected(process_)) {  // it may never need this rank
+            messages_.unsent_close = header;
+            return true;
+        }
+        world_.link->connect(process_);
+        return false;
+    }
     PacketWriter packet(head_);
     packet.add(header);
     if (header.has_payload()) packet.add(Bytes(payload, header.bytes));

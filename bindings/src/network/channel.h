@@ -5,6 +5,7 @@
 #pragma once
 
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "network/world.h"
@@ -21,6 +22,7 @@ public:
     void end(Link& link);
 
     std::deque<std::vector<std::byte>> packets;  // not read yet
+    std::optional<PacketHeader> unsent_close;    // for a rank that is not connected
 
 private:
     std::deque<LinkTransfer> sends_;

@@ -11,33 +11,37 @@ namespace ringcomm {
 
 namespace {
 
-constexpr size_t WINDOW = 4;  // transfers at once in each direction
-
 // Transfers in one direction, in pieces. Ended or canceled before the memory that they use goes out of reach.
 class Pieces {
 public:
-    Pieces(Link& link, std::byte* data, size_t bytes)
-        : link_(link), data_(data), bytes_(bytes), piece_(link.piece_bytes()), number_(divide_up(bytes, piece_)) {}
+    Pieces(Link& link, size_t window, std::byte* data, size_t bytes)
+        : link_(link),
+          window_(window),
+          data_(data),
+          bytes_(bytes),
+          piece_(link.piece_bytes()),
+          number_(divide_up(bytes, piece_)) {}
 
     std::byte* data(size_t i) const { return data_ + i * piece_; }
     size_t length(size_t i) const { return std::min(piece_, bytes_ - i * piece_); }
     bool done() const { return ended_ == number_; }
     size_t next() const { return begun_; }
-    bool may_begin() const { return begun_ < number_ && begun_ - ended_ < WINDOW; }
-    LinkTransfer& begin() { return transfers_[begun_++ % WINDOW]; }
-    bool front_ended() const { return begun_ > ended_ && transfers_[ended_ % WINDOW].ended(); }
-    bool front_failed() const { return transfers_[ended_ % WINDOW].state.load() == LinkTransfer::FAILED; }
+    bool may_begin() const { return begun_ < number_ && begun_ - ended_ < window_; }
+    LinkTransfer& begin() { return transfers_[begun_++ % window_]; }
+    bool front_ended() const { return begun_ > ended_ && transfers_[ended_ % window_].ended(); }
+    bool front_failed() const { return transfers_[ended_ % window_].state.load() == LinkTransfer::FAILED; }
     size_t take() { return ended_++; }
     void cancel() {
-        for (; ended_ < begun_; ++ended_) link_.cancel(transfers_[ended_ % WINDOW]);
+        for (; ended_ < begun_; ++ended_) link_.cancel(transfers_[ended_ % window_]);
     }
 
 private:
     Link& link_;
+    const size_t window_;
     std::byte* const data_;
     const size_t bytes_, piece_, number_;
     size_t begun_ = 0, ended_ = 0;
-    std::array<LinkTransfer, WINDOW> transfers_;
+    std::array<LinkTransfer, Link::MOST_WINDOW> transfers_;
 };
 
 }  // namespace
@@ -49,7 +53,11 @@ void NetworkCall::run_program() {
     memories_[RC_MEMORY_OUT] = call.target;
     const bool scales = row_.reduces && call.op == RC_PREMUL_SUM;
     const size_t scaled = scales ? given_bytes(rank) : 0, scratch = program->scratch * call.item;
-    const size_t landing = WINDOW * group_.world->link->piece_bytes();
+    {
+        const std::lock_guard lock(group_.world->mutex);
+        window_ = group_.world->link->window();
+    }
+    const size_t landing = window_ * group_.world->link->piece_bytes();
     landing_ = group_.scratch(landing + scaled + scratch);
     memories_[RC_MEMORY_SCRATCH] = landing_ + landing + scaled;
     if (scales && call.source == call.target && scaled == result_count() * call.item) {
@@ -85,10 +93,10 @@ void NetworkCall::exchange(const ProgramStep& step, std::span<const ProgramStep>
     const bool combines = step.operand.length > 0;
     const size_t piece = world.link->piece_bytes();
     std::byte* const target = step.source >= 0 ? at(step.incoming) : nullptr;
-    Pieces out(*world.link, step.dest >= 0 ? at(step.outgoing) : nullptr,
+    Pieces out(*world.link, window_, step.dest >= 0 ? at(step.outgoing) : nullptr,
                step.dest >= 0 ? step.outgoing.length * call.item : 0);
-    Pieces in(*world.link, target, step.source >= 0 ? step.incoming.length * call.item : 0);
-    const auto place = [&](size_t i) { return combines ? landing_ + i % WINDOW * piece : in.data(i); };
+    Pieces in(*world.link, window_, target, step.source >= 0 ? step.incoming.length * call.item : 0);
+    const auto place = [&](size_t i) { return combines ? landing_ + i % window_ * piece : in.data(i); };
     const auto begin = [&] {
         const std::lock_guard lock(world.mutex);
         while (in.may_begin()) {
@@ -109,11 +117,12 @@ void NetworkCall::exchange(const ProgramStep& step, std::span<const ProgramStep>
         while (!out.done() || !in.done()) {
             begin();
             const int& awaited = in.done() ? step.dest : step.source;
-            wait([&] { return out.front_ended() || in.front_ended(); }, awaited);
+            wait([&] { return out.front_ended() || in.front_ended(); }, awaited, awaited);
             for (Pieces* pieces : {&out, &in}) {
                 if (!pieces->front_ended() || !pieces->front_failed()) continue;
                 const int peer = pieces == &out ? step.dest : step.source;
-                wait([&] { return world.lost(group_.members()[peer]) != nullptr; }, peer);  // the link says why next
+                // The link says why next.
+                wait([&] { return world.lost(group_.members()[peer]) != nullptr; }, peer, peer);
                 fail(*group_.peer_failure(peer, describe_call()));
             }
             while (out.front_ended() && !out.front_failed()) out.take();

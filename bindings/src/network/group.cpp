@@ -1,39 +1,12 @@
-// NetworkGroup: failures, packets, and leaving.
+// NetworkGroup: its calls, packets, and leaving.
 #include "network/group.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "network/call.h"
 
 namespace ringcomm {
-
-namespace {
-
-// The abort of a rank that a mismatch made leave: its peers may still be in that call, and raise the mismatch there.
-// Its message has that of the mismatch, perhaps cut, whose first line names the call.
-Failure after_mismatch(const Failure& abort, const Failure& mismatch) {
-    const std::string text = mismatch.error.message;
-    const char* const begin = strstr(abort.error.message, text.substr(0, text.find('\n')).c_str());
-    if (!begin) return abort;  // it left for another reason
-    rc_error error = mismatch.error;
-    error.code = RC_ABORTED;
-    error.peer = error.rank;
-    error.rank = abort.error.rank;
-    error.mismatch_at = int32_t(begin - abort.error.message);
-    copy_text(error.message, sizeof error.message, abort.error.message);
-    return Failure(error);
-}
-
-// A failure that names a rank by its number on its host.
-void renumber(Failure& failure, int rank) {
-    const std::string message = format("rank %d, which is rank %d on its host: ", rank, failure.error.rank);
-    copy_text(failure.error.message, sizeof failure.error.message, message + failure.error.message);
-    failure.error.rank = rank;
-}
-
-}  // namespace
 
 int HostLayout::host_of(int rank) const {
     const auto has = [&](const std::vector<int>& host) { return std::count(host.begin(), host.end(), rank) > 0; };
@@ -71,11 +44,15 @@ NetworkGroup::NetworkGroup(std::shared_ptr<NetworkWorld> given, NetworkMembershi
 
 NetworkGroup::~NetworkGroup() {
     drains->remove(static_cast<PacketHandler*>(this));
-    world->remove(number_);
+    std::vector<int> untold;
     {
         const std::lock_guard lock(world->mutex);
         failure_->group = nullptr;
+        for (int r = 0; r < size; ++r) {
+            if (here_[r] < 0 && may_answer(r) && !world->link->connected(members_[r])) untold.push_back(members_[r]);
+        }
     }
+    world->remove(number_, last_packets(), std::move(untold));
     if (world->link->stuck()) new std::vector<std::byte>(std::move(scratch_));  // for ever: see Link::stuck()
 }
 
@@ -119,127 +96,6 @@ std::unique_ptr<PacketChannel> NetworkGroup::open_channel(int peer) {
                                             messages_[peer]);
 }
 
-// --- Failures --------------------------------------------------------------------------------------------------------
-
-// Messages inside this host take memory that its communicator allocates at its first use.
-void NetworkGroup::ensure_ready() {
-    PeerGroup::ensure_ready();
-    if (!local.group) return;
-    try {
-        local.group->ensure_ready();
-    } catch (const Failure& failure) {
-        fail(from_host(failure, "its next call"));
-    }
-}
-
-void NetworkGroup::check_failure() const {
-    if (failure_->set.load(std::memory_order_acquire)) throw *failure_->failure;
-    for (const auto& ancestor : ancestors_) {
-        if (!ancestor->set.load(std::memory_order_acquire)) continue;
-        throw of_ancestor(*ancestor->failure, ancestor->size);
-    }
-}
-
-bool NetworkGroup::has_failed() const {
-    return failure_->set.load() ||
-           std::any_of(ancestors_.begin(), ancestors_.end(), [](const auto& ancestor) { return ancestor->set.load(); });
-}
-
-Failure NetworkGroup::as_mismatch(const Failure& failure, const CallRecord& call) const {
-    const rc_error& abort = failure.error;
-    if (!abort.mismatch_at || abort.group_size || abort.epoch != call.epoch) return failure;
-    const std::string own = describe(call.signature);
-    const bool same = own == abort.expected;
-    return Failure(RC_MISMATCH, abort.message + abort.mismatch_at, same ? abort.peer : abort.rank, own,
-                   same ? abort.got : abort.expected);
-}
-
-void NetworkGroup::store_failure(const Failure& given) {
-    const auto first = stored_between_hosts();
-    Failure failure = first.value_or(given);
-    const bool names_one = failure.error.code == RC_PEER_LOST && failure.error.rank >= 0 && !failure.error.group_size;
-    const std::string death = names_one ? how_it_died(failure.error.rank) : "";
-    const std::lock_guard lock(world->mutex);
-    if (!first && failure.error.code == RC_ABORTED && mismatch_ && mismatch_->error.epoch == flight.epoch.load()) {
-        failure = after_mismatch(failure, *mismatch_);
-    }
-    share_failure(failure);
-    if (death.empty()) return;
-    // A death concerns all groups of the world: store it in each, so that all ranks report the same rank.
-    for (const auto& ancestor : ancestors_) {
-        if (!ancestor->group) continue;
-        const std::vector<int>& members = ancestor->group->members();
-        ancestor->group->share_failure(death_in_split(index_of(member(failure.error.rank), members), death));
-    }
-}
-
-void NetworkGroup::share_failure(const Failure& failure) {
-    if (set_failure(failure)) send_failure();
-}
-
-void NetworkGroup::send_failure() const {
-    PacketWriter packet(head(PacketType::FAILURE));
-    packet.add(failure_->failure->error);
-    send_to_other_hosts(packet.packet());
-}
-
-bool NetworkGroup::set_failure(const Failure& failure) {
-    if (failure_->set.load()) return false;
-    // Inside this host first: afterwards a rank takes back memory from which a message is read there.
-    if (local.group && !local.group->closing()) local.group->store_failure_between_hosts(failure, size);
-    wake_host();
-    failure_->failure = failure;
-    failure_->set.store(true, std::memory_order_release);
-    for (const uint64_t unused : {tag(), message_tag()}) world->drop(unused);
-    world->wake();
-    return true;
-}
-
-// A rank of this host may have heard of a failure first.
-void NetworkGroup::hear_host() {
-    if (!local.group || has_failed()) return;
-    const auto [stored, ancestor] = local.group->stored_failure();
-    if (!stored) return;
-    if (ancestor >= 0) return store_failure(from_ancestor(*stored, *ancestors_[ancestor]));
-    const Failure failure(stored->error);
-    store_failure(stored->between ? failure : from_host(failure, "a call of all ranks"));
-}
-
-std::optional<Failure> NetworkGroup::stored_between_hosts() const {
-    if (!local.group || failure_->set.load()) return {};
-    const auto [stored, ancestor] = local.group->stored_failure();
-    return stored && ancestor < 0 && stored->between ? std::optional<Failure>(stored->error) : std::nullopt;
-}
-
-Failure NetworkGroup::from_host(const Failure& failure, const std::string& what) {
-    Failure translated(failure);
-    if (failure.error.group_size) {  // not of the communicator of this host
-        const auto [stored, ancestor] = local.group->stored_failure();
-        if (ancestor >= 0) return from_ancestor(*stored, *ancestors_[ancestor]);
-        translated = Failure(stored->error);
-        if (stored->between) return translated;
-    }
-    const int r = translated.error.rank;
-    if (r < 0) return translated;
-    const int number = layout.ranks[layout.host][r];
-    if (translated.error.code == RC_PEER_LOST) {
-        if (auto lost = peer_failure(number, what)) return *lost;
-    }
-    renumber(translated, number);
-    return translated;
-}
-
-Failure NetworkGroup::from_ancestor(const SharedFailure& stored, FailureState& ancestor) {
-    Failure failure(stored.error);
-    const int r = failure.error.rank;
-    if (!stored.between && r >= 0) renumber(failure, ancestor.here[r]);
-    if (stored.between || failure.error.code == RC_PEER_LOST) {  // perhaps no rank that needed it tells other hosts
-        const std::lock_guard lock(world->mutex);
-        if (ancestor.group) ancestor.group->share_failure(failure);
-    }
-    return of_ancestor(failure, ancestor.size);
-}
-
 // --- Packets ---------------------------------------------------------------------------------------------------------
 
 void NetworkGroup::packet_arrived(const PacketHead& head, PacketReader& packet) {
@@ -257,7 +113,7 @@ void NetworkGroup::packet_arrived(const PacketHead& head, PacketReader& packet) 
         }
         case PacketType::FAILURE: {
             const auto error = packet.next<rc_error>();
-            if (packet.complete()) set_failure(Failure(error));
+            if (packet.complete()) share_failure(Failure(error));  // not all may be connected to its sender
             return;
         }
         case PacketType::CLOSED: left_after_[source].store(packet.next<uint64_t>()); return world->wake();
@@ -274,10 +130,44 @@ void NetworkGroup::records_arrived(PacketReader& packet) {
     }
 }
 
-void NetworkGroup::send_to_other_hosts(Bytes packet) const {
+// A rank of each host at least, as a rule; the others of that host find it in their memory.
+void NetworkGroup::send_to_connected(Bytes packet) const {
     for (int r = 0; r < size; ++r) {
-        if (here_[r] < 0 && !closed(r) && !world->lost(members_[r])) world->send_packet(members_[r], packet);
+        if (here_[r] < 0 && world->link->connected(members_[r]) && may_answer(r))
+            world->send_packet(members_[r], packet);
     }
+}
+
+// What it has missed.
+void NetworkGroup::connected(int process) {
+    const int r = index_of(process, members_);
+    if (r < 0) return;
+    const auto tell = [&](const PacketWriter& packet) { world->send_packet(process, packet.packet()); };
+    if (failure_->set.load()) tell(failure_packet());
+    if (messages_[r].unsent_close) {
+        PacketWriter packet(head(PacketType::MESSAGE));
+        packet.add(*messages_[r].unsent_close);
+        tell(packet);
+    }
+    if (closing()) tell(closed_packet());
+}
+
+// It has closed this group before it told this rank, unless it is lost with its host.
+void NetworkGroup::left(int process) {
+    const int r = index_of(process, members_);
+    if (r < 0 || has_lost_rank(layout.host_of(r))) return;
+    uint64_t open = OPEN;
+    left_after_[r].compare_exchange_strong(open, UNKNOWN);
+}
+
+void NetworkGroup::fail_for(const std::string& what_this_rank_cannot) {
+    share_failure(Failure(RC_SYSTEM, format("rank %d ", rank) + what_this_rank_cannot, rank));
+}
+
+void NetworkGroup::hear_from(int r) {
+    if (here_[r] >= 0) return;
+    const std::lock_guard lock(world->mutex);
+    world->link->connect(members_[r]);
 }
 
 // After a change in the memory of this host, in which a rank that sleeps on its link does not look.
@@ -307,11 +197,22 @@ void NetworkGroup::start_closing() {
     if (local.group) local.group->start_closing();  // so that nobody there reads memory of this rank any more
     const std::lock_guard lock(world->mutex);
     wake_host();
-    if (failure_->set.load()) send_failure();  // some may not have heard of it, and would take this rank for its cause
+    for (const PacketWriter& packet : last_packets()) send_to_connected(packet.packet());
+    world->wake();
+}
+
+PacketWriter NetworkGroup::closed_packet() const {
     PacketWriter packet(head(PacketType::CLOSED));
     packet.add(finished_.load());
-    send_to_other_hosts(packet.packet());
-    world->wake();
+    return packet;
+}
+
+// Some may not have heard of the failure, and would take this rank for its cause.
+std::vector<PacketWriter> NetworkGroup::last_packets() const {
+    std::vector<PacketWriter> packets;
+    if (failure_->set.load()) packets.push_back(failure_packet());
+    packets.push_back(closed_packet());
+    return packets;
 }
 
 void NetworkGroup::finish_closing() {}

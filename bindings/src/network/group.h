@@ -87,6 +87,7 @@ public:
     int member(int r) const override { return members_[r]; }
     std::string how_it_ended(int r) override;
     bool closed(int r) const override;
+    void hear_from(int r) override;
     void prepare(const CallRecord& call) override;
     void run_collective(const CallRecord& call) override;
     std::unique_ptr<PacketChannel> open_channel(int peer) override;
@@ -107,15 +108,19 @@ public:
     uint64_t tag() const { return 2 * number_; }
     uint64_t message_tag() const { return 2 * number_ + 1; }
 
-    // For the one collective in flight.
-    bool finished(int r, uint64_t epoch) const { return closed(r) && last_finished(r) >= epoch; }
+    // For the one collective in flight. Where nobody knows what a rank has finished that has left, it has, unless this
+    // rank still waits for it: they were never connected.
+    bool finished(int r, uint64_t epoch, bool is_awaited) const {
+        const uint64_t last = last_finished(r);
+        return closed(r) && last >= epoch && !(is_awaited && last == UNKNOWN);
+    }
     std::byte* scratch(size_t bytes);
     // All ranks reach agreements in the same order. While one is being reached, a host may begin the next, but not the
     // one after.
     uint64_t next_agreement() { return ++agreements_; }
     // Under the world's mutex: the records that hosts have contributed to an agreement; empty: not yet.
     std::vector<std::vector<std::byte>>& records(uint64_t agreement) { return records_[agreement & 1]; }
-    // Asks all ranks where they are, and gives them a moment to answer. Those of a host know it of each other.
+    // Asks a rank of each host where its ranks are, and gives it a moment to answer.
     struct Status {
         uint64_t begun;     // epoch
         bool runs;          // neither dead nor stopped
@@ -126,7 +131,7 @@ public:
     Failure from_host(const Failure& failure, const std::string& what);
 
 private:
-    static constexpr uint64_t OPEN = UINT64_MAX;
+    static constexpr uint64_t OPEN = UINT64_MAX, UNKNOWN = OPEN - 1;
 
     // The local rank of one that shares memory with this one, else -1.
     int shares_memory(int r) const { return local.group ? here_[r] : -1; }
@@ -145,20 +150,28 @@ private:
     // Under the world's mutex.
     void share_failure(const Failure& failure);
     bool set_failure(const Failure& failure);
-    void send_failure() const;
-    void send_to_other_hosts(Bytes packet) const;
+    PacketWriter failure_packet() const;
+    PacketWriter closed_packet() const;
+    std::vector<PacketWriter> last_packets() const;  // of a rank that leaves
+    void connected(int process) override;
+    void left(int process) override;
+    void fail_for(const std::string& what_this_rank_cannot) override;
+    bool has_lost_rank(int host) const;
+    void send_to_connected(Bytes packet) const;
+    bool may_answer(int r) const { return !closed(r) && !world->lost(members_[r]); }
+    void ask_hosts(Bytes query) const;
+    void ask_again(Bytes query) const;
     void wake_host() const;
     void answer_query(int source, PacketReader& packet);
     void answer_arrived(PacketReader& packet);
     Status status_here(int local_rank, int calls) const;
-    bool answers(int local_rank) const;
 
     const uint64_t number_;
     const std::vector<int> members_;
     std::vector<int> here_;  // the local rank of each rank, -1 on another host
     const std::vector<std::shared_ptr<FailureState>> ancestors_;
     const std::shared_ptr<FailureState> failure_;
-    // Of the ranks on other hosts: OPEN, or the last epoch that each has finished.
+    // Of the ranks on other hosts: OPEN, or the last epoch that each has finished; UNKNOWN, if it has left unheard.
     std::unique_ptr<std::atomic<uint64_t>[]> left_after_;
     std::atomic<uint64_t> finished_{0};
     std::optional<Failure> mismatch_;  // the last one; under the world's mutex

@@ -16,8 +16,8 @@ enum class PacketType : uint32_t {
     PULL,     // asks for the payload of a large message
     FAILURE,  // the first failure of the group
     CLOSED,   // the sender has left the group after this epoch
-    QUERY,    // asks for a STATUS
-    STATUS,   // the epoch that the sender has begun, and its last calls in words
+    QUERY,    // asks for a STATUS of each rank of the receiver's host
+    STATUS,   // the epoch that a rank has begun, and its last calls in words
 };
 
 struct PacketHead {

@@ -9,16 +9,17 @@ namespace ringcomm {
 
 namespace {
 
-constexpr uint64_t ANSWER_NS = 500'000'000;   // for the ranks that a timeout or a report asks
-constexpr uint64_t FRESH_NS = 1'000'000'000;  // a report of all ranks asks once
-constexpr int MOST_CALLS = 500;               // in the packet of a rank
+constexpr uint64_t ANSWER_NS = 500'000'000;        // for the ranks that a timeout or a report asks
+constexpr uint64_t FIRST_ANSWER_NS = 100'000'000;  // of those asked first
+constexpr uint64_t FRESH_NS = 1'000'000'000;       // a report of all ranks asks once
+constexpr int MOST_CALLS = 500;                    // in the packet of a rank
 
 }  // namespace
 
 std::vector<std::optional<NetworkGroup::Status>> NetworkGroup::query(int calls) const {
     const auto answered = [&] {
         for (int r = 0; r < size; ++r) {
-            if (!statuses_[r] && !closed(r) && !world->lost(members_[r])) return false;
+            if (!statuses_[r] && may_answer(r)) return false;
         }
         return true;
     };
@@ -30,9 +31,14 @@ std::vector<std::optional<NetworkGroup::Status>> NetworkGroup::query(int calls) 
     }
     PacketWriter packet(head(PacketType::QUERY));
     packet.add(uint32_t(calls));
-    send_to_other_hosts(packet.packet());
-    const uint64_t deadline = now_ns() + ANSWER_NS;
-    while (!answered() && now_ns() < deadline) {
+    ask_hosts(packet.packet());
+    const uint64_t begin = now_ns();
+    bool asks_again = true;
+    while (!answered() && now_ns() < begin + ANSWER_NS) {
+        if (asks_again && now_ns() >= begin + FIRST_ANSWER_NS) {
+            ask_again(packet.packet());
+            asks_again = false;
+        }
         if (world->progress()) continue;
         const uint32_t ticket = world->announce();
         lock.unlock();
@@ -46,6 +52,27 @@ std::vector<std::optional<NetworkGroup::Status>> NetworkGroup::query(int calls) 
     asked_ = now_ns();
     asked_calls_ = calls;
     return statuses_;
+}
+
+// A rank of each other host: one that is connected, if there is one.
+void NetworkGroup::ask_hosts(Bytes query) const {
+    for (int host = 0; host < layout.hosts(); ++host) {
+        if (host == layout.host) continue;
+        std::vector<int> ranks = layout.ranks[host];
+        std::erase_if(ranks, [&](int r) { return !may_answer(r); });
+        if (ranks.empty()) continue;
+        const auto connected = [&](int r) { return world->link->connected(members_[r]); };
+        const auto found = std::find_if(ranks.begin(), ranks.end(), connected);
+        const int asked = found != ranks.end() ? *found : ranks[layout.local_rank % ranks.size()];
+        world->send_packet(members_[asked], query);
+    }
+}
+
+// A rank answers only while it is in a call: all ranks of the hosts that have not answered.
+void NetworkGroup::ask_again(Bytes query) const {
+    for (int r = 0; r < size; ++r) {
+        if (!statuses_[r] && may_answer(r)) world->send_packet(members_[r], query);
+    }
 }
 
 // What the ranks of this host do is in its memory, of this rank at least.
@@ -62,11 +89,6 @@ NetworkGroup::Status NetworkGroup::status_here(int local_rank, int calls) const 
     }
     report.state = local.group->state(local_rank);
     return {record.epoch.load(), local.group->runs(local_rank), report};
-}
-
-// A rank answers only while it is in a call.
-bool NetworkGroup::answers(int local_rank) const {
-    return local.group->runs(local_rank) && local.group->arena().between_hosts(local_rank).record.running();
 }
 
 RankReport NetworkGroup::report(int r, int calls) const {
@@ -88,7 +110,6 @@ RankReport NetworkGroup::report(int r, int calls) const {
 void NetworkGroup::answer_query(int source, PacketReader& packet) {
     const int calls = int(packet.next<uint32_t>());
     for (int here = 0; here < layout.local_size(); ++here) {
-        if (here != layout.local_rank && answers(here)) continue;
         const Status status = status_here(here, calls);
         PacketWriter answer(head(PacketType::STATUS));
         answer.add(uint32_t(layout.ranks[layout.host][here]));

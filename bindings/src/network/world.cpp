@@ -43,10 +43,21 @@ NetworkWorld::~NetworkWorld() {
         flush_needed_.notify_one();
     }
     if (flush_thread_.joinable()) flush_thread_.join();
-    constexpr uint64_t FLUSH_NS = 2'000'000'000;  // a peer may be outside ringcomm, and read nothing
-    const uint64_t deadline = now_ns() + FLUSH_NS;
-    while (!link->flushed() && now_ns() < deadline) {
-        if (!progress()) link->sleep(1'000'000);
+    flush();
+}
+
+void NetworkWorld::flush() {
+    // A peer may be outside ringcomm, and read nothing, or take long to connect.
+    constexpr uint64_t FLUSH_NS = 2'000'000'000, CONNECT_NS = 5'000'000'000;
+    const uint64_t begin = now_ns();
+    std::unique_lock lock(mutex);
+    if (std::exchange(flushed_, true)) return;
+    const auto most = [&] { return link->connecting() && !has_failed ? CONNECT_NS : FLUSH_NS; };
+    while (!link->flushed() && now_ns() - begin < most()) {
+        if (progress()) continue;
+        lock.unlock();
+        link->sleep(1'000'000);
+        lock.lock();
     }
 }
 
@@ -57,9 +68,12 @@ void NetworkWorld::add(uint64_t group, PacketHandler& handler) {
     for (const std::vector<std::byte>& packet : std::exchange(early_, {})) deliver(handler, packet);
 }
 
-void NetworkWorld::remove(uint64_t group) {
+void NetworkWorld::remove(uint64_t group, std::vector<PacketWriter> packets, std::vector<int> untold) {
     const std::lock_guard lock(mutex);
     groups_.erase(group);
+    if (untold.empty()) return;
+    left_.push_back({std::move(packets), std::move(untold)});
+    if (left_.size() > MOST_LEFT) left_.pop_front();
 }
 
 void NetworkWorld::send_packet(int process, Bytes packet) {
@@ -70,6 +84,26 @@ void NetworkWorld::send_packet(int process, Bytes packet) {
 void NetworkWorld::wake_peer(int process) {
     link->wake_peer(process);
     flush_later(process);
+}
+
+void NetworkWorld::connected(int process) {
+    for (const auto& [group, handler] : groups_) handler->connected(process);
+    for (LeftGroup& group : left_) {
+        if (!std::erase(group.untold, process)) continue;
+        for (const PacketWriter& packet : group.packets) link->send_packet(process, packet.packet());
+    }
+    std::erase_if(left_, [](const LeftGroup& group) { return group.untold.empty(); });
+    flush_later(process);
+    wake();
+}
+
+void NetworkWorld::left(int process) {
+    for (const auto& [group, handler] : groups_) handler->left(process);
+    wake();
+}
+
+void NetworkWorld::fail(const std::string& what_this_rank_cannot) {
+    for (const auto& [group, handler] : groups_) handler->fail_for(what_this_rank_cannot);
 }
 
 void NetworkWorld::flush_later(int process) {

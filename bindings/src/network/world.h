@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -20,6 +21,9 @@ namespace ringcomm {
 class PacketHandler {
 public:
     virtual void packet_arrived(const PacketHead& head, PacketReader& packet) = 0;
+    virtual void connected(int process) = 0;
+    virtual void left(int process) = 0;
+    virtual void fail_for(const std::string& what_this_rank_cannot) = 0;
 
 protected:
     ~PacketHandler() = default;
@@ -28,7 +32,7 @@ protected:
 class NetworkWorld final : LinkEvents, public Sleeper {
 public:
     explicit NetworkWorld(std::unique_ptr<Link> link);
-    ~NetworkWorld();  // waits up to two seconds until the peers have taken what was sent
+    ~NetworkWorld();  // after flush()
 
     const std::unique_ptr<Link> link;
     std::mutex mutex;  // of the link, and of what packets change in the groups
@@ -38,16 +42,24 @@ public:
     // No rank uses a group before all ranks have it. Only for the first one, that of all processes, a packet may be
     // early; for another unknown group it is late.
     void add(uint64_t group, PacketHandler& handler);
-    void remove(uint64_t group);
+    // `untold`: the processes that have not heard how this rank has left the group, as `packets` say.
+    void remove(uint64_t group, std::vector<PacketWriter> packets, std::vector<int> untold);
 
     // With the mutex. The packet leaves even if no thread of this process waits for anything.
     void send_packet(int process, Bytes packet);
     void wake_peer(int process);  // of this host
+    // What has become of a process that was not connected at the start: the link is, or it has left all groups.
+    void connected(int process);
+    void left(int process);
+    // This process cannot go on: all groups fail.
+    void fail(const std::string& what_this_rank_cannot);
     // As Link::drop(), also while no thread of this process waits: a peer whose call has failed needs its memory back.
     void drop(uint64_t tag);
     bool progress();
     // Before a call: takes what has come while this process was away for long, such as the failure of the group.
     void catch_up();
+    // Once: waits up to two seconds until the peers have taken what was sent, five where that takes a connection.
+    void flush();
     // Without the mutex. An event is also that another thread has moved something.
     uint32_t announce() override;
     void sleep(uint32_t ticket, uint64_t ns) override;
@@ -55,8 +67,16 @@ public:
     void wake() override;
     // Why nothing arrives from a process any more; nullptr: it is there.
     const std::string* lost(int process) const { return lost_[process] ? &*lost_[process] : nullptr; }
+    bool has_lost() const { return has_lost_; }
+    bool has_failed = false;  // some group
 
 private:
+    struct LeftGroup {
+        std::vector<PacketWriter> packets;
+        std::vector<int> untold;  // processes
+    };
+    static constexpr size_t MOST_LEFT = 1000;  // of LeftGroup
+
     void packet_arrived(int process, Bytes packet) override;
     void peer_lost(int process, const std::string& reason) override;
     static void deliver(PacketHandler& handler, Bytes packet);
@@ -65,9 +85,11 @@ private:
     void flush_unsent();       // on a thread of its own
 
     std::map<uint64_t, PacketHandler*> groups_;
+    std::deque<LeftGroup> left_;  // the last ones
     bool joined_ = false;
     std::vector<std::vector<std::byte>> early_;
     std::vector<std::optional<std::string>> lost_;
+    bool has_lost_ = false;
     std::atomic<uint32_t> sleepers_{0};
     std::atomic<bool> sleeps_long_{false};  // a thread that takes itself for the only one
 
@@ -75,7 +97,7 @@ private:
 
     std::vector<int> unsent_;  // the processes for which packets are queued
     std::condition_variable flush_needed_;
-    bool stopping_ = false;
+    bool stopping_ = false, flushed_ = false;
     std::thread flush_thread_;  // begins when it is needed
 };
 

@@ -51,11 +51,13 @@ std::optional<Failure> PointToPointEngine::find_failure(const Request& request, 
     // progress() drops what is buffered, and a poll need not find a message.
     if (peer >= 0 && (request.buffered || request.polls) && group_.closed(peer)) return {};
     if (peer >= 0 && peer != group_.rank) {
+        group_.hear_from(peer);
         if (auto failure = group_.peer_failure(peer, request.describe_call())) return failure;
     }
     bool possible = peer >= 0 || group_.size == 1 || request.polls;
     for (int p = 0; p < group_.size && peer < 0; ++p) {
         if (p == group_.rank || group_.closed(p)) continue;  // a rank that closed is not needed; a death is a failure
+        group_.hear_from(p);
         if (auto failure = group_.peer_failure(p, request.describe_call())) return failure;
         possible = true;
     }

@@ -5,11 +5,13 @@ collective. The slowest pair counts.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import combinations_with_replacement
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +24,8 @@ from ringcomm.machine import tuning
 __all__ = ["measure", "pairs_by_kinds", "tune_network"]
 
 STREAMS = (1 << 20, 8 << 20, 64 << 20)  # bytes; the algorithms differ most below the first
+FLOWS = (2, 4, 8)  # at each address, beside the first
+FASTER = 0.9  # of the time of a byte, or more flows are not worth it
 CLEAR = 4  # latencies that a stream takes at least: the bandwidth is told from what is left of it
 ROUND_SECONDS = 0.01
 LEAST_CALLS, MOST_CALLS = 5, 500  # of a round
@@ -46,16 +50,35 @@ def tune_network(comm: Communicator, path: Path, rounds: int) -> int:
             text = f"{STREAMS[-1] >> 20} MiB take hardly longer than one byte between {' and '.join(kinds)}"
             raise RingcommError(f"the machines are too busy to measure their network: {text}; {path} is unchanged")
         latency, byte_time = cost
+        transport: Any = comm._transport  # between hosts
+        flows, byte_time = fastest_flows(transport.use_flows, partial(measure, comm, between, rounds), byte_time)
         settings = {"link_latency": rounded(latency * 1e6), "link_bandwidth": rounded(1e-9 / byte_time)}
+        if flows > 1:
+            settings[tuning.FLOWS] = flows
         name = tuning.link_name(kinds, link)
         if comm.rank == 0:
             print(f"{name}: {settings['link_latency']:g} µs, {settings['link_bandwidth']:g} GB/s", flush=True)
+            if flows > 1:
+                print(f"{name}: {flows} flows at each address", flush=True)
         found[name] = settings, facts | {"pairs of hosts": len(between)}
     if comm.rank == 0:
         for name, entry in found.items():
             tuning.write(path, *entry, name)
         print(f"written to {path}; delete it to return to the built-in values")
     return 0
+
+
+def fastest_flows(
+    use_flows: Callable[[int], bool], measured: Callable[[], tuple[float, float] | None], byte_time: float
+) -> tuple[int, float]:
+    """Return how many flows are worth it, and the seconds per byte by them; given those by one connection."""
+    flows = 1
+    for more in FLOWS:
+        cost = measured() if use_flows(more) else None
+        if cost is None or cost[1] > FASTER * byte_time:
+            break
+        flows, byte_time = more, cost[1]
+    return flows, byte_time
 
 
 def pairs_by_kinds(hosts: list[tuple[str, str | None]], machines: list[str]) -> dict[tuple[str, str], HostPairs]:

@@ -19,7 +19,7 @@ __all__ = ["WAITING", "Gate", "PeerServer"]
 
 log = logging.getLogger("ringcomm")
 
-INTERVAL = 1.0  # seconds between two lines for the same kind of refusal
+INTERVAL = 1.0  # seconds between two lines for the same kind of refusal, and until what was exhausted is tried again
 WAITING = 4096  # peers that the kernel keeps until they are accepted; net.core.somaxconn is as much by default
 ACCEPTED_AT_ONCE = 128  # peers, before those that have come already are heard
 
@@ -27,8 +27,8 @@ ACCEPTED_AT_ONCE = 128  # peers, before those that have come already are heard
 class Gate:
     """Where a server listens, and whom it admits: unix.UnixGate, tcp.TcpGate."""
 
-    def __init__(self, listener: socket.socket) -> None:
-        self.listener = listener
+    def __init__(self, *listeners: socket.socket) -> None:
+        self.listeners = listeners
 
     def greet(self, peer: socket.socket) -> tuple[MessageSocket | None, str]:
         """Return the socket by which to hear a new peer, if it is still there, and why it is refused, or ""."""
@@ -67,18 +67,20 @@ class PeerServer:
     with `refuse`; both are logged. The sockets of peers do not block.
 
     `serve` raises RingcommError when this process, which is `rank` or no rank, has no descriptor, or the system no
-    memory, left for a peer. The next one is accepted when another is gone.
+    memory, left for a peer. The next one is accepted when another is gone, or after a second.
     """
 
     def __init__(self, gate: Gate, receive: Callable[[Any], object], rank: int | None) -> None:
         self._gate, self._receive, self._rank = gate, receive, rank
         self._refusals = RefusalLog()
-        self._listener, self._exhausted = gate.listener, False
-        close_in_children(self._listener)
+        self._accepts_again = 0.0
+        for listener in gate.listeners:
+            close_in_children(listener)
         self._peers: set[MessageSocket] = set()
         self._open = ExitStack()
         self._selector = self._open.enter_context(selectors.DefaultSelector())
-        self._open.enter_context(self._listener)
+        for listener in gate.listeners:
+            self._open.enter_context(listener)
 
     def add(self, peer: MessageSocket) -> None:
         peer.setblocking(False)
@@ -86,8 +88,8 @@ class PeerServer:
         self._peers.add(peer)
         self._selector.register(peer, selectors.EVENT_READ)
 
-    def call_on(self, source: socket.socket, action: Callable[[], object]) -> None:
-        """Call `action` when this socket, which is no peer's, is readable."""
+    def call_on(self, source: socket.socket | int, action: Callable[[], object]) -> None:
+        """Call `action` when this socket, or descriptor, which is no peer's, is readable."""
         self._selector.register(source, selectors.EVENT_READ, action)
 
     def send(self, peer: MessageSocket, message: bytes) -> None:
@@ -99,8 +101,11 @@ class PeerServer:
 
     def serve(self, timeout: float | None) -> bool:
         """Wait up to `timeout` seconds for peers, handle what they have sent, and return whether any was ready."""
-        self._listen(not self._exhausted and self._gate.room() > 0)
+        waits = self._accepts_again > time.monotonic()
+        self._listen(not waits and self._gate.room() > 0)
         due = min(self._gate.due() if self._peers else math.inf, self._refusals.due)
+        if waits:
+            due = min(due, self._accepts_again)
         if due < math.inf:
             left = max(0.0, due - time.monotonic())
             timeout = left if timeout is None else min(left, timeout)
@@ -109,9 +114,9 @@ class PeerServer:
             peer = key.fileobj
             if key.data:
                 key.data()
-            elif peer is self._listener:
+            elif peer in self._gate.listeners:
                 for _ in range(min(ACCEPTED_AT_ONCE, self._gate.room())):
-                    if not self._accept():
+                    if not self._accept(peer):
                         break
             elif peer in self._peers:  # not dropped meanwhile
                 assert isinstance(peer, MessageSocket)
@@ -131,7 +136,7 @@ class PeerServer:
     def drop(self, peer: MessageSocket) -> None:
         self._forget(peer)
         peer.close()
-        self._exhausted = False
+        self._accepts_again = 0.0
 
     def release(self, peer: MessageSocket) -> int:
         """Return the descriptor of a peer; the caller owns it from now on."""
@@ -150,20 +155,24 @@ class PeerServer:
         self._peers.remove(peer)
 
     def _listen(self, wanted: bool) -> None:
-        if wanted != (self._listener in self._selector.get_map()):
+        for listener in self._gate.listeners:
+            if wanted == (listener in self._selector.get_map()):
+                continue
             if wanted:
-                self._selector.register(self._listener, selectors.EVENT_READ)
+                self._selector.register(listener, selectors.EVENT_READ)
             else:
-                self._selector.unregister(self._listener)
+                self._selector.unregister(listener)
 
-    def _accept(self) -> bool:
+    def _accept(self, listener: socket.socket) -> bool:
         """Accept a peer, if there is one, and return whether there may be more."""
         try:
-            peer, _ = self._listener.accept()
+            peer, _ = listener.accept()
         except OSError as error:
             if error.errno in (errno.ECONNABORTED, errno.EAGAIN, errno.EINTR):
                 return False  # none, or it disconnected again
-            self._exhausted = True  # the listener would stay ready
+            if error.errno == errno.EMFILE and descriptors.raise_limit():
+                return True
+            self._accepts_again = time.monotonic() + INTERVAL  # the listener would stay ready
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise descriptors.exhausted(self._rank, "to accept another rank", error) from None
             who = descriptors.name(self._rank)

@@ -5,8 +5,8 @@ import math
 import os
 import socket
 import time
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack, suppress
 from ipaddress import ip_address
 from typing import NamedTuple
 
@@ -21,8 +21,18 @@ from ringcomm.bootstrap.wire.handshake import (
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE, PROBE_AGAIN, patience_with, probe, probe_now
 from ringcomm.bootstrap.wire.peers import WAITING, Gate
 from ringcomm.errors import ArgumentError, refuse
+from ringcomm.machine import descriptors
 
-__all__ = ["TcpGate", "connect", "local_address", "loopback", "split_address", "unreachable"]
+__all__ = [
+    "TcpGate",
+    "begin_to_connect",
+    "connect",
+    "is_established",
+    "local_address",
+    "loopback",
+    "split_address",
+    "unreachable",
+]
 
 MAX_UNTRUSTED = 128  # peers that have not proved that they know the secret
 GRACE = 0.25  # seconds that each of them has while others wait to be accepted
@@ -70,6 +80,43 @@ def connect(
         raise ConnectionError(error.strerror or str(error)) from None
 
 
+def begin_to_connect(address: str, keepalive: float, source: str = "") -> MessageSocket:
+    """Return a socket that does not block, and probes the other host; that it cannot connect is read from it.
+
+    `source`: the address of this host from which it connects; "": the one that leads there.
+    """
+    host, port = split_address(address)
+    family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with ExitStack() as failed:
+        peer = failed.enter_context(MessageSocket(_new_socket(family, kind, protocol)))
+        peer.setblocking(False)
+        probe(peer, keepalive)
+        if source:
+            peer.bind((source, 0))
+        with suppress(BlockingIOError):
+            peer.connect(resolved)
+        failed.pop_all()
+    return peer
+
+
+def is_established(connecting: socket.socket) -> bool:
+    """Return whether the other host has answered."""
+    try:
+        connecting.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def _new_socket(*kind: int) -> socket.socket:
+    try:
+        return socket.socket(*kind)
+    except OSError as error:
+        if error.errno != errno.EMFILE or not descriptors.raise_limit():
+            raise
+        return socket.socket(*kind)
+
+
 def _watch(connected: socket.socket, keepalive: float) -> None:
     """Have TCP end a connection whose other end does not answer for `keepalive` seconds."""
     probe(connected, keepalive)
@@ -114,22 +161,26 @@ class _UntrustedPeer(NamedTuple):
 
 
 class TcpGate(Gate):
-    """Listens at one TCP address, and admits peers that know the secret.
+    """Listens at a TCP address, or several, and admits peers that know the secret.
 
     Untrusted peers have HANDSHAKE_TIMEOUT seconds to prove that they do, and MAX_UNTRUSTED connections. Others wait
     until one has proved it; after GRACE seconds the oldest goes.
     """
 
-    def __init__(self, address: str, purpose: str, secret: bytes, keepalive: float | None) -> None:
+    def __init__(self, address: str, purpose: str, secret: bytes, keepalive: float | None, *others: str) -> None:
         self._secret, self._keepalive = secret, keepalive
         self._untrusted: dict[MessageSocket, _UntrustedPeer] = {}  # the oldest first
         self._probe_at = math.inf if keepalive is None else 0.0
-        super().__init__(_listen(address, purpose))
+        super().__init__(*_listen_at([address, *others], purpose))
 
     @property
     def address(self) -> str:
-        host, port, *_ = self.listener.getsockname()
-        return f"{host}:{port}"
+        return self.addresses[0]
+
+    @property
+    def addresses(self) -> list[str]:
+        names = [listener.getsockname() for listener in self.listeners]
+        return [f"{host}:{port}" for host, port, *_ in names]
 
     def greet(self, peer: socket.socket) -> tuple[MessageSocket | None, str]:
         handshake = ServerHandshake(self._secret)
@@ -184,6 +235,13 @@ class TcpGate(Gate):
 
     def forget(self, peer: MessageSocket) -> None:
         self._untrusted.pop(peer, None)
+
+
+def _listen_at(addresses: Sequence[str], purpose: str) -> list[socket.socket]:
+    with ExitStack() as failed:
+        listeners = [failed.enter_context(_listen(address, purpose)) for address in addresses]
+        failed.pop_all()
+    return listeners
 
 
 def _listen(address: str, purpose: str) -> socket.socket:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from ringcomm.algorithms.link_parameters import link_facts, selector
+from ringcomm.algorithms.link_parameters import flows_per_address, link_facts, selector
 from ringcomm.algorithms.select import AlgorithmSelector, check_name
 from ringcomm.bootstrap.place import host_id
 from ringcomm.config import Config
@@ -69,6 +69,11 @@ class JobFacts:
 
     def selector(self, link: str) -> AlgorithmSelector:
         return selector(self.config, [facts["link"] for facts in self._ranks], link)
+
+    @property
+    def flows(self) -> int:
+        """How many connections carry the large data of two ranks at each address."""
+        return flows_per_address(self.config, [facts["link"] for facts in self._ranks])
 
     def make_transport(self, network: Network, local: ShmTransport) -> NetworkTransport:
         """Return the transport of all ranks, of which those of this host are `local`."""

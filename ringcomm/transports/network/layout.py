@@ -34,6 +34,19 @@ class HostLayout:
         """Return the ranks of this rank's rail, by host; none for a rank without a rail."""
         return tuple(ranks[self.local_rank] for ranks in self.ranks) if self.local_rank < self.rails else ()
 
+    def neighbors(self) -> list[int]:
+        """Return the ranks to which this one is connected from the start: one at least on each other host.
+
+        Those of its rail; a rank beyond the rails, or on a smaller host, has those of the same index, counted around.
+        """
+        mine, here = self.local_rank, len(self.local_ranks)
+        return [
+            rank
+            for host, ranks in enumerate(self.ranks)
+            for index, rank in enumerate(ranks)
+            if host != self.host and (index == mine % len(ranks) or index % here == mine)
+        ]
+
     def slices(self, count: int) -> list[int]:
         """Divide elements among the ranks of this host; ranks without a rail get none."""
         return [*even(count, self.rails), *[0] * (len(self.local_ranks) - self.rails)]

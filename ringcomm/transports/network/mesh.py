@@ -1,167 +1,336 @@
-"""The mesh: one connection between each two ranks on different hosts, on which each has proved to be a rank of the job.
+"""The mesh: connections between ranks on different hosts, on each of which both have proved to be ranks of the job.
 
-Every rank listens at an address that it tells all others through the store, and connects to the lower ranks. The
-secret of their handshake is that of the mesh, followed by the number of the lower rank, so that no rank is taken for
-another. Then the higher rank sends its number.
+Every rank listens at an address that it tells all others through the store, as long as its mesh is open, so that any
+two ranks can connect at any time. The secret of their handshake is that of the mesh, followed by the number of the rank
+that listens, so that no rank is taken for another. Then the one that connects sends its number, and waits until the
+other has taken the connection. If two ranks connect to each other at once, the lower one gives its attempt up.
+
+Two connected ranks may make flows, further connections for their large data: flow number f between the addresses number
+f of their hosts, counted around. The higher rank makes them. A flow that cannot be made is logged, and not missed.
+
+A rank that cannot be reached has closed, or died, or is slow: search.py finds out, by questions to the other ranks of
+its host. They travel as connections do, but name the rank that they are about.
 """
 
-import socket
+import errno
+import logging
+import math
+import os
 import struct
 import time
-from collections.abc import Collection, Generator
-from contextlib import ExitStack, closing
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 
 from ringcomm.bootstrap.start_errors import missing_connections, rank_in_job
 from ringcomm.bootstrap.store import Store, all_gather_facts
 from ringcomm.bootstrap.wire.framing import MessageSocket
-from ringcomm.bootstrap.wire.handshake import MESSAGE_OF_HANDSHAKE, client_handshake
+from ringcomm.bootstrap.wire.handshake import HANDSHAKE_TIMEOUT, MESSAGE_OF_HANDSHAKE, client_handshake
+from ringcomm.bootstrap.wire.keepalive import patience_with, probe
 from ringcomm.bootstrap.wire.peers import PeerServer
-from ringcomm.bootstrap.wire.tcp import TcpGate, split_address
+from ringcomm.bootstrap.wire.tcp import TcpGate, begin_to_connect, is_established, split_address
 from ringcomm.bootstrap.wire.unix import close_descriptors
+from ringcomm.errors import RingcommError
 from ringcomm.machine import descriptors
+from ringcomm.transports.network.layout import HostLayout
+from ringcomm.transports.network.search import RUNS, SLICE, Search
 
-__all__ = ["connect_mesh"]
+__all__ = ["Mesh", "connect_mesh"]
+
+log = logging.getLogger("ringcomm")
 
 ADDRESSES = "mesh"  # in the store
-SLICE = 0.05  # seconds between looks at the store's failure, and between two attempts to connect to a rank
-RANK = struct.Struct("!I")
+# The rank that connects; the one that it is about, mostly the one that listens; the number of the flow, or 0.
+HELLO = struct.Struct("!III")
+TAKEN, CONNECTING = b"taken", b"connecting"  # the answers about itself; about another rank: see Search.end
 
 
 def connect_mesh(
-    rank: int, size: int, peers: Collection[int], store: Store, address: str, secret: bytes, timeout: float
-) -> list[int]:
-    """Return the descriptor of a connected TCP socket for each of the `peers`, -1 for other ranks. They do not block.
+    layout: HostLayout, store: Store, hosts: Sequence[str], secret: bytes, keepalive: float, timeout: float
+) -> "Mesh":
+    """Return a mesh in which this rank is connected to its neighbors.
 
-    `address` is that of this host, without a port, at which the higher ranks reach this one; it may differ per rank.
-    All ranks know the `secret`.
+    `hosts` are the addresses of this host, without a port, at which the others reach this rank; they may differ per
+    rank. Flows use all of them, other connections the first. All ranks know the `secret`. `keepalive`: see Config.
 
-    Raises CollectiveTimeout naming the ranks that have not connected within `timeout` seconds, and what another rank
-    has told the store.
+    Raises CollectiveTimeout naming the neighbors that have not connected within `timeout` seconds, and what another
+    rank has told the store.
     """
-    descriptors.provide(rank, size, store.members)
-    mesh = _Mesh(rank, size, peers, store, secret, time.monotonic() + timeout)
+    deadline = time.monotonic() + timeout
     with ExitStack() as failed:
+        mesh = Mesh(layout, store.members, hosts, secret, keepalive)
         failed.callback(mesh.close)
-        mesh.connect(address, timeout)
+        rank, size, neighbors = mesh.rank, mesh.size, layout.neighbors()
+        descriptors.provide_connections(mesh.number, len(neighbors))
+        of_all = all_gather_facts(
+            store, ADDRESSES, rank, size, ",".join(mesh.own), timeout, meanwhile=lambda: mesh.serve(0)
+        )
+        mesh.addresses = [each.split(",") for each in of_all]
+        for peer in neighbors:
+            if peer < rank:
+                mesh.connect_to(peer)
+        while missing := [peer for peer in neighbors if peer not in mesh.connected]:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                failed_at = [each for each in missing if each in mesh.failures]
+                reasons = [f"\nrank {rank_in_job(store.members, each)} {mesh.reason(each)}" for each in failed_at]
+                raise missing_connections(missing, rank, size, timeout, store.members, "".join(reasons))
+            store.check()
+            mesh.serve(min(SLICE, left))
         failed.pop_all()
-    return [mesh.connected.get(other, -1) for other in range(size)]
+    return mesh
 
 
-class _Attempt(NamedTuple):
-    """A connection to a lower rank on which the handshake has not ended."""
+@dataclass
+class _Attempt:
+    """A connection to `target` on which the handshake has not ended, to connect to rank `about` or to ask about it."""
 
-    rank: int
-    steps: Generator[bytes, bytes, None]
+    target: int
+    about: int
+    steps: Generator[bytes, bytes, bytes]
+    expires: float
+    flow: int = 0
 
 
-class _Mesh:
+class Mesh:
+    """This rank's end of the mesh.
+
+    Attributes:
+        rank, size: Of this rank among those that connect; in the job it is rank `number`.
+        own: The addresses at which this rank listens.
+        addresses: Those of all ranks.
+        connected: For each rank whose connection nobody has taken over yet the descriptor of a TCP socket, which does
+            not block, and probes the other host.
+        flows: The rank, and the descriptor, of each flow that nobody has taken over yet.
+        ended: What has become of ranks that cannot be reached: LEFT, or why they are lost.
+        failures: Why the last attempt to connect to a rank has failed.
+    """
+
     def __init__(
-        self, rank: int, size: int, peers: Collection[int], store: Store, secret: bytes, deadline: float
+        self, layout: HostLayout, members: Sequence[int], hosts: Sequence[str], secret: bytes, keepalive: float
     ) -> None:
-        self._rank, self._size, self._store, self._secret, self._deadline = rank, size, store, secret, deadline
-        self._peers = peers
+        self.rank, self.size = layout.local_ranks[layout.local_rank], sum(map(len, layout.ranks))
+        self.number = rank_in_job(members, self.rank)
+        self._members, self._layout, self._secret, self._keepalive = members, layout, secret, keepalive
+        purpose = f"rank {self.number}: the address of this host (RINGCOMM_HOST_ADDRESS)"
+        first, *others = [f"{host}:0" for host in hosts]
+        gate = TcpGate(first, purpose, self._secret_of(self.rank), None, *others)
+        self.server = PeerServer(gate, self._receive, self.number)
+        self.own = gate.addresses
+        self.addresses: list[list[str]] = []
         self.connected: dict[int, int] = {}
-        self._addresses: list[str] = []
+        self.flows: list[tuple[int, int]] = []
+        self.ended: dict[int, bytes] = {}
+        self.failures: dict[int, OSError] = {}
+        self._searches: dict[int, Search] = {}
         self._attempts: dict[MessageSocket, _Attempt] = {}
-        # The lower ranks to connect to, and from when on.
-        self._due = {each: 0.0 for each in peers if each < rank}
-        self._failures: dict[int, str] = {}  # of the last attempt
+        self._taken: set[int] = set()  # the ranks whose connections are in use, or were made by this rank
+        self._state_of: Callable[[int], bytes] | None = None
 
     def close(self) -> None:
-        close_descriptors(self.connected.values())
+        self.server.close()
+        close_descriptors([*self.connected.values(), *(fd for _, fd in self.flows)])
 
-    def connect(self, address: str, timeout: float) -> None:
-        secret = self._secret_of(self._rank)
-        number = self._in_job(self._rank)
-        purpose = f"rank {number}: the address of this host (RINGCOMM_HOST_ADDRESS)"
-        gate = TcpGate(f"{address}:0", purpose, secret, None)
-        self._server = PeerServer(gate, self._receive, number)
-        with closing(self._server) as server:
-            who = self._rank, self._size
-            self._addresses = all_gather_facts(
-                self._store, ADDRESSES, *who, gate.address, timeout, meanwhile=lambda: server.serve(0)
-            )
-            while len(self.connected) < len(self._peers):
-                self._store.check()
-                self._connect_due()
-                server.serve(max(0.0, min(SLICE, self._check_deadline(timeout))))
+    def number_of(self, rank: int) -> int:
+        """Return the number of a rank in the job."""
+        return rank_in_job(self._members, rank)
 
-    def _in_job(self, rank: int) -> int:
-        return rank_in_job(self._store.members, rank)
+    def find_ended(self, state_of: Callable[[int], bytes]) -> None:
+        """From now on find out what has become of ranks that cannot be reached.
+
+        `state_of` says of another rank of this host that it RUNS, or has LEFT, or how it has died.
+        """
+        self._state_of = state_of
+
+    def connect_to(self, rank: int) -> None:
+        """Connect to another rank, in `serve`, and again if that fails."""
+        if rank in self.connected or rank in self._taken or rank in self._searches:
+            return
+        host, _ = self._layout.locate(rank)
+        asked = self._layout.ranks[host] if self._state_of else ()  # in a start the store knows
+        patience = patience_with(self._keepalive).idle if self._state_of else math.inf
+        self._searches[rank] = Search(rank, [each for each in asked if each != rank], patience)
+
+    def add_flow(self, rank: int, flow: int) -> None:
+        """Begin to make a flow to a lower rank, to which this one is connected."""
+        address = self.addresses[rank][flow % len(self.addresses[rank])]
+        source, _ = split_address(self.own[flow % len(self.own)])
+        expires = time.monotonic() + HANDSHAKE_TIMEOUT
+        try:
+            peer = begin_to_connect(address, self._keepalive, source)
+        except OSError as error:
+            self._warn(rank, flow, error)
+        else:
+            self._introduce(peer, _Attempt(rank, rank, self._introduction(rank, rank, flow), expires, flow))
+
+    def take_flow(self, rank: int, peer: MessageSocket) -> None:
+        """Keep the connection of a flow for whoever takes `flows`."""
+        self.flows.append((rank, self.server.release(peer)))
+
+    def take(self) -> dict[int, int]:
+        """Return the new connections; the caller owns them from now on."""
+        taken, self.connected = self.connected, {}
+        self._taken.update(taken)
+        return taken
+
+    def reason(self, rank: int) -> str:
+        """Say why this rank is not connected to another one."""
+        error = self.failures.get(rank)
+        return f"at {self.addresses[rank][0]}: {(error.strerror or error) if error else 'no answer'}"
+
+    def serve(self, timeout: float = math.inf) -> None:
+        """Wait up to `timeout` seconds for what other ranks send, and handle it.
+
+        Raises RingcommError if this process has no descriptor left.
+        """
+        now = time.monotonic()
+        for peer in [peer for peer, attempt in self._attempts.items() if attempt.expires <= now]:
+            self._fail(peer, TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
+        for rank in [rank for rank, search in self._searches.items() if search.due <= now]:
+            self._begin(rank)
+        due = [each.due for each in self._searches.values()] + [each.expires for each in self._attempts.values()]
+        timeout = min([timeout, *(max(0.0, each - now) for each in due)])
+        try:
+            self.server.serve(None if timeout == math.inf else timeout)
+        except RingcommError as error:
+            if self._state_of is None:
+                raise
+            log.warning("%s", error)  # the server tries again; the rank that connects, too
+
+    # --- This rank connects -------------------------------------------------------------------------------------------
 
     def _secret_of(self, rank: int) -> bytes:
         """Return what a connection to this rank is authenticated by."""
-        return self._secret + RANK.pack(rank)
+        return self._secret + struct.pack("!I", rank)
 
-    def _check_deadline(self, timeout: float) -> float:
-        """Return the seconds left."""
-        left = self._deadline - time.monotonic()
-        if left > 0:
-            return left
-        missing = [rank for rank in self._peers if rank not in self.connected]
-        reasons = [
-            f"\nrank {self._in_job(rank)} at {self._addresses[rank]}: {why}" for rank, why in self._failures.items()
-        ]
-        raise missing_connections(missing, self._rank, self._size, timeout, self._store.members, "".join(reasons))
-
-    def _connect_due(self) -> None:
-        for rank, due in [*self._due.items()]:
-            if due <= time.monotonic():
-                self._connect_to(rank)
-
-    def _connect_to(self, rank: int) -> None:
-        host, port = split_address(self._addresses[rank])
-        family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        peer = MessageSocket(socket.socket(family, kind, protocol))
-        peer.setblocking(False)
+    def _begin(self, rank: int) -> None:
+        search = self._searches[rank]
+        target, expires = search.next()
         try:
-            peer.connect(resolved)
-        except BlockingIOError:
-            pass  # a later failure is read
+            peer = begin_to_connect(self.addresses[target][0], self._keepalive)
         except OSError as error:
-            peer.close()
-            self._retry(rank, error)
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise descriptors.exhausted(self.number, "to connect to another rank", error) from None
+            self._failed(target, rank, error)
             return
-        self._server.add(peer)
-        steps = client_handshake(self._secret_of(rank))
-        next(steps)
-        self._attempts[peer] = _Attempt(rank, steps)
-        del self._due[rank]
+        self._introduce(peer, _Attempt(target, rank, self._introduction(target, rank, 0), expires))
 
-    def _retry(self, rank: int, error: OSError) -> None:
-        self._failures[rank] = error.strerror or str(error)
-        self._due[rank] = time.monotonic() + SLICE
+    def _introduce(self, peer: MessageSocket, attempt: _Attempt) -> None:
+        self.server.add(peer)
+        next(attempt.steps)
+        self._attempts[peer] = attempt
+
+    def _introduction(self, target: int, about: int, flow: int) -> Generator[bytes, bytes, bytes]:
+        yield from client_handshake(self._secret_of(target))
+        answer = yield HELLO.pack(self.rank, about, flow)
+        if not answer:
+            raise ConnectionResetError("it closed the connection")
+        return answer
+
+    def _advance(self, peer: MessageSocket) -> None:
+        attempt = self._attempts[peer]
+        try:
+            message = attempt.steps.send(peer.recv(MESSAGE_OF_HANDSHAKE))
+            peer.send(message)
+            if len(message) == HELLO.size and attempt.target == attempt.about and not attempt.flow:
+                attempt.expires = math.inf  # the other may take this connection, now or later
+        except StopIteration as answer:
+            del self._attempts[peer]
+            self._answered(peer, attempt, answer.value)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._fail(peer, error)
+
+    def _answered(self, peer: MessageSocket, attempt: _Attempt, answer: bytes) -> None:
+        rank = attempt.about
+        if attempt.flow:
+            self.take_flow(rank, peer)
+            return
+        if answer == TAKEN:
+            self._take(rank, peer)
+            self._taken.add(rank)  # the other has this connection, and no other one
+            return
+        self.server.drop(peer)
+        if rank not in self._searches:  # they are connected meanwhile
+            return
+        if answer in (CONNECTING, RUNS):
+            self._searches[rank].again()
+        else:
+            self._end(rank, answer)
+
+    def _fail(self, peer: MessageSocket, error: OSError) -> None:
+        attempt = self._attempts.pop(peer)
+        answers = is_established(peer)
+        self.server.drop(peer)
+        if attempt.flow:
+            self._warn(attempt.about, attempt.flow, error)
+        else:
+            self._failed(attempt.target, attempt.about, error, answers)
+
+    def _warn(self, rank: int, flow: int, error: OSError) -> None:
+        text = "rank %d has no flow %d to rank %d (%s): its large data takes fewer connections"
+        log.warning(text, self.number, flow, self.number_of(rank), error.strerror or error)
+
+    def _failed(self, target: int, rank: int, error: OSError, answers: bool = False) -> None:
+        if rank not in self._searches:
+            return
+        if target == rank:
+            self.failures[rank] = error
+        ended = self._searches[rank].fail(error, answers)
+        if ended is not None:
+            self._end(rank, ended or f"no connection {self.reason(rank)}".encode())
+
+    def _end(self, rank: int, how: bytes) -> None:
+        del self._searches[rank]
+        self.ended[rank] = how
+
+    # --- Others connect -----------------------------------------------------------------------------------------------
 
     def _receive(self, peer: MessageSocket) -> None:
-        """Hear a lower rank in the handshake, or the number of a higher one after it."""
+        """Hear a rank to which this one connects, or the first message of one that connects."""
         if peer in self._attempts:
             self._advance(peer)
             return
         try:
-            (rank,) = RANK.unpack(peer.recv(RANK.size))
+            rank, about, flow = HELLO.unpack(peer.recv(HELLO.size))
         except BlockingIOError:
             return
         except (OSError, struct.error):
-            rank = self._rank
-        if rank > self._rank and rank in self._peers:
-            close_descriptors([self.connected.pop(rank, -1)])  # it has given an earlier connection up
-            self.connected[rank] = self._server.release(peer)
+            rank = self.rank
+        if rank == self.rank or rank >= self.size:
+            self.server.refuse(peer, "it sent no number of another rank")
+        elif about != self.rank:
+            self._answer(peer, self._state_of(about) if self._state_of else RUNS)
+        elif flow and (rank in self._taken or rank in self.connected):
+            with suppress(OSError):
+                peer.send(TAKEN)
+            self.take_flow(rank, peer)
+        elif rank in self._taken:  # of two attempts at once, the one that this rank has made is in use
+            self.server.drop(peer)
+        elif rank < self.rank and any(map(is_established, self._attempts_at(rank))):
+            self._answer(peer, CONNECTING)
         else:
-            self._server.refuse(peer, "it sent no number of a higher rank")
+            for hopeless in [each for each in self._attempts_at(rank) if not is_established(each)]:
+                del self._attempts[hopeless]
+                self.server.drop(hopeless)
+            with suppress(OSError):  # it has disconnected; whoever takes the connection reads that
+                peer.send(TAKEN)
+            self._take(rank, peer)
 
-    def _advance(self, peer: MessageSocket) -> None:
-        rank, steps = self._attempts[peer]
-        try:
-            try:
-                peer.send(steps.send(peer.recv(MESSAGE_OF_HANDSHAKE)))
-            except StopIteration:
-                peer.send(RANK.pack(self._rank))
-                del self._attempts[peer]
-                self.connected[rank] = self._server.release(peer)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            del self._attempts[peer]
-            self._server.drop(peer)
-            self._retry(rank, error)
+    def _attempts_at(self, rank: int) -> list[MessageSocket]:
+        mine = [(peer, attempt) for peer, attempt in self._attempts.items() if not attempt.flow]
+        return [peer for peer, attempt in mine if attempt.target == attempt.about == rank]
+
+    def _answer(self, peer: MessageSocket, answer: bytes) -> None:
+        with suppress(OSError):
+            peer.send(answer)
+        self.server.drop(peer)
+
+    def _take(self, rank: int, peer: MessageSocket) -> None:
+        for found in (self._searches, self.failures, self.ended):
+            found.pop(rank, None)
+        with suppress(OSError):
+            probe(peer, self._keepalive)
+        close_descriptors([self.connected.pop(rank, -1)])  # it has given an earlier connection up
+        self.connected[rank] = self.server.release(peer)

@@ -6,27 +6,24 @@ memory. So what the store sends grows with ranks times hosts, and not with the s
 
 import os
 import secrets
-import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 from ringcomm.bootstrap.descriptor_exchange import REPORT_TIMEOUT
 from ringcomm.bootstrap.place import Place, master_address
 from ringcomm.bootstrap.session import ALL, FIRST
 from ringcomm.bootstrap.start_errors import rank_in_job
 from ringcomm.bootstrap.store import Store, all_gather_facts, ranks_of_host
-from ringcomm.bootstrap.wire.keepalive import patience_with, probe
 from ringcomm.bootstrap.wire.tcp import local_address, loopback, unreachable
 from ringcomm.config import Config
-from ringcomm.native import check, ffi, lib
 from ringcomm.transports import shm
 from ringcomm.transports.contract import Transport
 from ringcomm.transports.network.facts import Facts, JobFacts, facts_by_rank, facts_of
 from ringcomm.transports.network.host_stores import HostStore, SharingStore
 from ringcomm.transports.network.mesh import connect_mesh
 from ringcomm.transports.network.reconnect import Survivors
+from ringcomm.transports.network.sockets import SocketNetwork
 from ringcomm.transports.network.transport import Network
 from ringcomm.transports.network.ucx import connect_ucx
 from ringcomm.transports.shm import ShmTransport
@@ -69,30 +66,22 @@ def _connect_hosts(
     patient = replace(config, start_timeout=config.start_limit + longer)
     # That of the interface to the store, else the name of this host.
     server = store.server or master_address()
-    address = config.host_address or (local_address(server) if server else os.uname().nodename)
+    given = config.host_address.split(",") if config.host_address else []
+    hosts = given or [local_address(server) if server else os.uname().nodename]
+    address = next((each for each in hosts if loopback(each)), hosts[0])
     found = loopback(address) if job.machines > 1 else ""
-    handle, name = connect_ucx(rank, size, store, patient, "" if found else address), "ucx"
-    if handle is None:
-        if found:
-            raise unreachable(rank_in_job(store.members, rank), address, found)
-        peers = [each for each in range(size) if each not in layout.local_ranks]
-        sockets = connect_mesh(rank, size, peers, store, address, ranks[0]["secret"].encode(), patient.start_limit)
-        handle, name = _open_sockets(rank, size, sockets, ranks[0]["name"], config.keepalive), "sockets"
+    handle = connect_ucx(rank, size, store, patient, "" if found else address)
+    name = "sockets" if handle is None else "ucx"
     # The survivors use the same link.
     survivors = Survivors(store.place, replace(config, link=name), connect) if store.place else None
-    return job.make_transport(Network(handle, job.selector(name), name, survivors), local)
-
-
-def _open_sockets(rank: int, size: int, sockets: list[int], name: str, keepalive: float) -> Any:
-    slot = ffi.new("rc_network **")
-    with ExitStack() as held:
-        connected = [held.enter_context(socket.socket(fileno=fd)) for fd in sockets if fd >= 0]
-        for each in connected:
-            probe(each, keepalive)
-        for each in connected:
-            each.detach()
-    check(lib.rc_network_open(rank, size, sockets, name.encode(), *patience_with(keepalive), slot))
-    return ffi.gc(slot[0], lib.rc_network_free)
+    if handle is not None:
+        return job.make_transport(Network(handle, job.selector(name), name, survivors), local)
+    if found:
+        raise unreachable(rank_in_job(store.members, rank), address, found)
+    secret = ranks[0]["secret"].encode()
+    mesh = connect_mesh(layout, store, hosts, secret, config.keepalive, patient.start_limit)
+    network = SocketNetwork(mesh, ranks[0]["name"], config.keepalive, job.flows, job.selector(name), survivors)
+    return job.make_transport(network, local)
 
 
 def _facts_of_host(rank: int, here: Sequence[int], config: Config) -> Facts | None:

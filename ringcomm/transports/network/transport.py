@@ -85,6 +85,10 @@ class Network:
                 return
         self.leave()
 
+    def use_flows(self, per_address: int) -> bool:  # noqa: ARG002 (of links that have some)
+        """Use so many connections at each address for large data of two ranks; False: this link has no such."""
+        return False
+
     def leave(self) -> None:
         """End this process's part in the network, after its groups are closed."""
 
@@ -197,6 +201,10 @@ class NetworkTransport(Transport):
         path, number = ffi.new("int *"), ffi.new("uint64_t *")
         check(lib.rc_last_path(self.handle, path, number))
         return (self._algorithms[number[0]], 1) if path[0] == lib.RC_PATH_PROGRAM else super().path()
+
+    def use_flows(self, per_address: int) -> bool:
+        """See Network."""
+        return self._network.use_flows(per_address)
 
     # --- Programs -----------------------------------------------------------------------------------------------------
 

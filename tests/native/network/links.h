@@ -1,6 +1,8 @@
 // Ranks that SocketLinks over loopback TCP join, for the tests of links.
 #pragma once
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <deque>
 #include <string>
@@ -48,6 +50,22 @@ inline std::deque<Rank> ranks_of(int size) {
     const std::string name = unused_name();
     for (int r = 0; r < size; ++r) ranks.emplace_back(r, size, sockets[r], name);
     return ranks;
+}
+
+// Joins each two ranks by further connections, and returns a descriptor for each end of each, by flow.
+inline std::vector<std::vector<int>> add_flows(std::deque<Rank>& ranks, int flows) {
+    std::vector<std::vector<int>> ends(flows);
+    for (size_t a = 0; a < ranks.size(); ++a) {
+        for (size_t b = 0; b < a; ++b) {
+            for (int flow = 0; flow < flows; ++flow) {
+                const auto [of_a, of_b] = connected();
+                ends[flow].insert(ends[flow].end(), {dup(of_a), dup(of_b)});
+                ranks[a].link.add_flow(int(b), of_a);
+                ranks[b].link.add_flow(int(a), of_b);
+            }
+        }
+    }
+    return ends;
 }
 
 // Both ranks in this thread, so that a test chooses who moves.

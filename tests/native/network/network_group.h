@@ -99,8 +99,9 @@ inline void check_usable(const NetworkRank& at) {
 
 using Test = void (*)(NetworkRank&);
 
-inline void on(std::initializer_list<const char*> layouts, const rc_tuning& tuning, std::initializer_list<Test> tests) {
+inline void on(std::initializer_list<const char*> layouts, const rc_tuning& tuning, std::initializer_list<Test> tests,
+               Connected when = Connected::AT_FIRST) {
     for (const char* layout : layouts) {
-        for (const Test test : tests) on_hosts(layout, tuning, test);
+        for (const Test test : tests) on_hosts(layout, tuning, test, when);
     }
 }

@@ -44,9 +44,39 @@ struct NetworkRank {
     rc_comm *local = nullptr, *comm = nullptr;
 };
 
+enum class Connected { AT_FIRST, WHEN_NEEDED };
+
+// Makes the connections that ranks need, until `stops`.
+inline void connect_when_needed(std::vector<NetworkRank>& ranks, const std::atomic<bool>& stops) {
+    const int size = int(ranks.size());
+    std::vector<std::vector<bool>> done(size, std::vector<bool>(size));
+    std::vector<int> needed(size), flows(size);
+    for (NetworkRank& rank : ranks) DO(rc_network_want_flows(rank.network, 2));
+    while (!stops) {
+        for (int r = 0; r < size; ++r) {
+            int readable, count;
+            DO(rc_network_wanted(ranks[r].network, &readable, needed.data(), flows.data(), &count));
+            for (int i = 0; i < count; ++i) {
+                const int peer = needed[i];
+                if (done[r][peer] && !flows[i]) continue;
+                const auto [mine, theirs] = connected();
+                if (flows[i]) {
+                    DO(rc_network_add_flow(ranks[r].network, peer, mine));
+                    DO(rc_network_add_flow(ranks[peer].network, r, theirs));
+                } else {
+                    done[r][peer] = done[peer][r] = true;
+                    DO(rc_network_connect(ranks[r].network, peer, mine, nullptr));
+                    DO(rc_network_connect(ranks[peer].network, r, theirs, nullptr));
+                }
+            }
+        }
+        std::this_thread::yield();
+    }
+}
+
 // Calls body(rank) on every rank of a layout such as "0011", which has a character per rank: its host.
-inline void on_hosts(const std::string& layout, const rc_tuning& tuning,
-                     const std::function<void(NetworkRank&)>& body) {
+inline void on_hosts(const std::string& layout, const rc_tuning& tuning, const std::function<void(NetworkRank&)>& body,
+                     Connected when = Connected::AT_FIRST) {
     const int size = int(layout.size());
     std::vector<NetworkRank> ranks(size);
     std::barrier<> all(size);
@@ -59,7 +89,7 @@ inline void on_hosts(const std::string& layout, const rc_tuning& tuning,
         ranks[r].all = &all;
         ranks[r].sockets.assign(size, -1);
         for (int other = 0; other < r; ++other) {
-            if (layout[other] == layout[r]) continue;
+            if (layout[other] == layout[r] || when == Connected::WHEN_NEEDED) continue;
             std::tie(ranks[r].sockets[other], ranks[other].sockets[r]) = connected();
         }
     }
@@ -82,17 +112,24 @@ inline void on_hosts(const std::string& layout, const rc_tuning& tuning,
         }
         close(fd);
     }
+    for (NetworkRank& rank : ranks) {
+        DO(rc_network_open(rank.rank, size, rank.sockets.data(), name.c_str(), 15, 15, &rank.network));
+    }
+    std::atomic<bool> stops{false};
+    std::thread connecting([&] { connect_when_needed(ranks, stops); });
     std::vector<std::thread> threads;
     for (NetworkRank& rank : ranks) {
         threads.emplace_back([&] {
-            DO(rc_network_open(rank.rank, size, rank.sockets.data(), name.c_str(), 15, 15, &rank.network));
             DO(rc_network_group(rank.network, 1, rank.rank, size, members.data(), hosts.data(),
                                 shares ? rank.local : nullptr, nullptr, &tuning, &rank.comm));
             body(rank);
             rc_free(rank.comm);
             rc_free(rank.local);
-            rc_network_free(rank.network);
+            DO(rc_network_flush(rank.network));
         });
     }
     for (auto& thread : threads) thread.join();
+    stops = true;
+    connecting.join();
+    for (const NetworkRank& rank : ranks) rc_network_free(rank.network);
 }

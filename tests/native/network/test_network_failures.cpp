@@ -253,6 +253,13 @@ void a_death_in_another_group_has_its_number_in_the_parent(NetworkRank& at) {
     }
 }
 
+// As when nobody can make connections any more.
+void a_network_that_fails_names_its_rank(NetworkRank& at) {
+    if (at.rank == 1) DO(rc_network_fail(at.network, "has no descriptor left"));
+    const std::string text = message_of(run(at.comm, RC_BARRIER, nullptr, nullptr, 0), RC_SYSTEM);
+    CHECK(rc_last_error()->rank == 1 && text.find("rank 1 has no descriptor left") != std::string::npos);
+}
+
 // What the two ranks of a link have sent each other.
 struct Mailboxes {
     std::mutex mutex;
@@ -324,6 +331,54 @@ void an_abort_by_a_mismatch_shows_it_before_the_records_come() {
     second.join();
 }
 
+// Not connected, or never flushed.
+struct SilentLink final : ringcomm::Link {
+    SilentLink() : Link(0, 3) {}
+
+    void send(int, uint64_t, const std::byte*, size_t, ringcomm::LinkTransfer&) override {}
+    void receive(int, uint64_t, std::byte*, size_t, ringcomm::LinkTransfer&) override {}
+    void cancel(ringcomm::LinkTransfer&) override {}
+    void drop(uint64_t) override {}
+    void send_packet(int peer, std::span<const std::byte>) override { ++sent[peer]; }
+    bool has_room(int) const override { return true; }
+    bool connected(int) const override { return false; }
+    bool progress(ringcomm::LinkEvents&) override { return false; }
+    void sleep(uint64_t) override { std::this_thread::yield(); }
+    void wake() override {}
+    bool flushed() const override { return ++looks, false; }
+    void after_fork() override {}
+
+    int sent[3]{};
+    mutable int looks = 0;
+};
+
+// Each process hears once of the last 1,000 groups that this one has left before they were connected.
+void what_is_kept_of_groups_that_were_left_is_bounded() {
+    auto owned = std::make_unique<SilentLink>();
+    SilentLink& link = *owned;
+    ringcomm::NetworkWorld world(std::move(owned));
+    for (uint64_t group = 0; group < 1100; ++group) {
+        const ringcomm::PacketWriter closed({group, ringcomm::PacketType::CLOSED, 0});
+        world.remove(group, {closed}, group % 2 ? std::vector{1, 2} : std::vector{1});
+    }
+    const std::unique_lock lock(world.mutex);
+    for (int i = 0; i < 2; ++i) {
+        for (const int process : {1, 2}) world.connected(process);
+    }
+    CHECK(link.sent[1] == 1000 && link.sent[2] == 500);
+}
+
+void a_network_waits_once_for_what_was_sent() {
+    auto owned = std::make_unique<SilentLink>();
+    SilentLink& link = *owned;
+    ringcomm::NetworkWorld world(std::move(owned));
+    world.flush();
+    const int looks = link.looks;
+    CHECK(looks > 0);
+    world.flush();
+    CHECK(link.looks == looks);
+}
+
 // The communicator of the host goes first, as the collector of a program may have it.
 void a_host_that_is_closed_first(NetworkRank& at) {
     std::vector<int> x(5), y(5);
@@ -346,7 +401,12 @@ int main() {
             a_rank_that_leaves_is_named, what_a_rank_sent_before_it_left_arrives,
             closing_wakes_the_waiters_of_this_rank, a_timeout_names_the_late_rank});
     }
-    on({"01", "0011"}, tuning, {large_calls_mismatch_too, a_host_that_is_closed_first});
+    on({"01", "0011", "01012"}, tuning,
+       {different_calls_leave_outputs_untouched, a_failure_reaches_every_rank, a_rank_that_leaves_is_named,
+        what_a_rank_sent_before_it_left_arrives, closing_wakes_the_waiters_of_this_rank, a_timeout_names_the_late_rank},
+       Connected::WHEN_NEEDED);
+    on({"01", "0011"}, tuning,
+       {large_calls_mismatch_too, a_host_that_is_closed_first, a_network_that_fails_names_its_rank});
     on({"0011"}, tuning, {closing_ends_a_wait_inside_the_host});
     on({"01", "012"}, tuning, {a_lost_peer_is_named});
     on({"01", "012"}, impatient(), {a_message_that_never_comes_is_a_timeout});
@@ -354,5 +414,7 @@ int main() {
     on({"01"}, tuning, {an_abort_in_large_calls});
     on({"0123456789abcdefghij"}, tuning, {every_rank_calls_something_else});
     an_abort_by_a_mismatch_shows_it_before_the_records_come();
+    what_is_kept_of_groups_that_were_left_is_bounded();
+    a_network_waits_once_for_what_was_sent();
     return failures > 0;
 }

@@ -221,5 +221,9 @@ int main() {
     roomy.arena_bytes = 4 << 20;
     on({"0011"}, roomy, {messages_move_while_a_rank_waits_in_a_rail});
     on({"01", "012"}, tuning, {two_threads_use_two_groups});
+    on({"01", "0011", "01012"}, tuning,
+       {small_calls_are_one_shot, messages_of_every_length_arrive, many_messages_are_open}, Connected::WHEN_NEEDED);
+    on({"01", "0011"}, tuning, {large_calls_run_their_program, messages_of_several_pulls_arrive},
+       Connected::WHEN_NEEDED);
     return failures > 0;
 }

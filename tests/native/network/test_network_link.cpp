@@ -1,4 +1,6 @@
 // A link between ranks: contents and order of random traffic with cancellations, many peers, ranks that sleep.
+#include <sys/socket.h>
+
 #include <chrono>
 #include <random>
 
@@ -112,13 +114,22 @@ void random_traffic(Rank& rank, int round, std::atomic<int>& finished) {
     while (finished < size) rank.progress();  // their canceled receives may still wait for frames
 }
 
-void exchange_at_random() {
+// All but the last of the flows end one after another, while they are used.
+void exchange_at_random(int flows) {
     for (int round = 0; round < 6; ++round) {
         auto ranks = ranks_of(2 + round % 3);
+        const auto ends = add_flows(ranks, flows);
         std::atomic<int> finished{0};
         std::vector<std::thread> threads;
         for (Rank& rank : ranks) threads.emplace_back([&] { random_traffic(rank, round, finished); });
+        for (int flow = 0; flow + 1 < flows; ++flow) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+            for (const int end : ends[flow]) shutdown(end, SHUT_RDWR);
+        }
         for (auto& thread : threads) thread.join();
+        for (const auto& of_flow : ends) {
+            for (const int end : of_flow) close(end);
+        }
     }
 }
 
@@ -197,7 +208,7 @@ void sleeping() {
 }  // namespace
 
 int main() {
-    exchange_at_random();
+    for (const int flows : {0, 1, 4}) exchange_at_random(flows);
     many_peers();
     sleeping();
     printf("test_network_link: %d failures\n", failures.load());

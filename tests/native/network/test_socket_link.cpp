@@ -221,6 +221,22 @@ void wake_ups_that_nobody_reads() {
     CHECK(slept(ranks[1].link, LONG_NS) < LONG_NS / 2);
 }
 
+// The address at which others would wake it is taken.
+void a_link_that_cannot_begin_closes_its_sockets() {
+    const std::string name = unused_name();
+    const Rank first(0, 2, {-1, -1}, name);
+    const auto [socket, peer] = connected();
+    try {
+        const Rank second(0, 2, {-1, socket}, name);
+        CHECK(false);
+    } catch (const Failure& failure) {
+        CHECK(failure.error.code == RC_SYSTEM);
+    }
+    char data;
+    CHECK(recv(peer, &data, 1, MSG_DONTWAIT) == 0);
+    close(peer);
+}
+
 }  // namespace
 
 int main() {
@@ -231,6 +247,7 @@ int main() {
     a_dropped_tag_is_discarded();
     garbage();
     wake_ups_that_nobody_reads();
+    a_link_that_cannot_begin_closes_its_sockets();
     printf("test_socket_link: %d failures\n", failures.load());
     return failures != 0;
 }

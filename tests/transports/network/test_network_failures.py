@@ -31,7 +31,8 @@ from ringcomm.bootstrap.start_errors import format_ranks
 from ringcomm.bootstrap.store import HashStore
 from ringcomm.transports import network, shm
 
-LAYOUTS = ("01", "0011", "0001", "010")
+FEW_CONNECTED = "0000111122223333"  # most pairs of its ranks, when a call begins
+LAYOUTS = ("01", "0011", "0001", "010", FEW_CONNECTED)
 
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
@@ -50,6 +51,8 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS)
         ("0001", 1, "reduce", 1 << 20),
         ("010", 1, "split", 1),
         ("012", 1, "all_gather", 1 << 20),
+        (FEW_CONNECTED, 13, "all_reduce", 1 << 20),
+        (FEW_CONNECTED, 4, "barrier", 1),
     ],
 )
 def test_a_killed_rank_is_named_by_every_survivor(layout, victim, name, n):
@@ -124,6 +127,8 @@ LATE = [
     ("010", 2, "objects"),
     ("010", 1, "all_gather"),
     ("012", 2, "reduce"),
+    (FEW_CONNECTED, 6, "all_reduce"),
+    (FEW_CONNECTED, 12, "small"),
 ]
 
 
@@ -325,7 +330,13 @@ def test_blocks_of_different_lengths_are_named_on_every_rank(comm):
 # --- Aborts and signals -----------------------------------------------------------------------------------------------
 
 
-ABORTED = [("01", "all_reduce"), ("0011", "a queue"), ("0001", "small"), ("010", "all_reduce")]
+ABORTED = [
+    ("01", "all_reduce"),
+    ("0011", "a queue"),
+    ("0001", "small"),
+    ("010", "all_reduce"),
+    (FEW_CONNECTED, "all_reduce"),
+]
 
 
 @pytest.mark.parametrize(("layout", "name"), ABORTED)

@@ -44,6 +44,10 @@ def test_moved_and_exact_data_are_the_same_as_on_other_transports(layout):
         run_on(layout, check_exact, collectives, 4096, algorithm=name)
 
 
+def test_moved_and_exact_data_are_the_same_where_ranks_connect_at_first_use():
+    run_on("0000111122223333", check_exact, [*PLANS], 4096)
+
+
 def check_sizes(comm, collectives, sizes):
     """Make calls on blocks of so many bytes; return the paths by collective and size."""
     paths = {}

@@ -1,0 +1,123 @@
+// Flows: when a send has ended, and what becomes of transfers whose flow has.
+#include <sys/socket.h>
+
+#include <cstring>
+
+#include "links.h"
+
+using namespace ringcomm;
+
+namespace {
+
+constexpr size_t PAYLOAD = 1 << 20;
+
+struct Sent {
+    Sent(std::deque<Rank>& ranks, int from, unsigned seed) : data(pattern(PAYLOAD, seed)), found(PAYLOAD, UNTOUCHED) {
+        ranks[from].link.send(1 - from, 1, data.data(), PAYLOAD, send);
+        ranks[1 - from].link.receive(from, 1, found.data(), PAYLOAD, receive);
+    }
+    bool ended() const { return send.ended() && receive.ended(); }
+    bool arrived() const {
+        return send.state == LinkTransfer::DONE && receive.state == LinkTransfer::DONE && data == found;
+    }
+
+    Bytes data, found;
+    LinkTransfer send, receive;
+};
+
+// The sender keeps what the receiver has not acknowledged, though the system has taken all of it.
+void a_send_ends_when_its_payload_has_arrived() {
+    auto ranks = ranks_of(2);
+    const auto ends = add_flows(ranks, 1);
+    const Bytes small = pattern(Flows::LEAST_BYTES, 1);
+    Bytes found(small.size());
+    LinkTransfer send, receive;
+    ranks[0].link.send(1, 1, small.data(), small.size(), send);
+    ranks[1].link.receive(0, 1, found.data(), found.size(), receive);
+    for (int i = 0; i < 100; ++i) ranks[0].progress();
+    CHECK(!send.ended() && !ranks[0].link.flushed());
+    until(ranks, [&] { return send.ended() && receive.ended(); });
+    CHECK(send.state == LinkTransfer::DONE && found == small);
+}
+
+// One end of the flow has had its data, and no more than that, or not even that, when it ends.
+void a_flow_that_ends_is_replaced(int progress) {
+    auto ranks = ranks_of(2);
+    const auto ends = add_flows(ranks, 2);
+    std::deque<Sent> sent;
+    for (unsigned i = 0; i < 8; ++i) sent.emplace_back(ranks, i % 2, i);
+    for (int i = 0; i < progress; ++i) {
+        for (Rank& rank : ranks) rank.progress();
+    }
+    shutdown(ends[0][progress % 2], SHUT_RDWR);
+    until(ranks, [&] { return std::all_of(sent.begin(), sent.end(), [](const Sent& each) { return each.ended(); }); });
+    for (const Sent& each : sent) CHECK(each.arrived());
+    CHECK(ranks[0].lost[1].empty() && ranks[1].lost[0].empty());
+    // A third one takes part.
+    add_flows(ranks, 1);
+    Sent later(ranks, 0, 9);
+    until(ranks, [&] { return later.ended(); });
+    CHECK(later.arrived());
+}
+
+void the_last_one_ends() {
+    auto ranks = ranks_of(2);
+    const auto ends = add_flows(ranks, 2);
+    Sent sent(ranks, 0, 1);
+    for (const auto& of_flow : ends) shutdown(of_flow[0], SHUT_RDWR);
+    until(ranks, [&] { return sent.ended() && !ranks[0].lost[1].empty() && !ranks[1].lost[0].empty(); });
+    CHECK(sent.send.state == LinkTransfer::FAILED && sent.receive.state == LinkTransfer::FAILED);
+    CHECK(ranks[0].lost[1].size() == 1 && ranks[1].lost[0].size() == 1);
+    CHECK(ranks[0].lost[1][0] == "all flows have ended" || ranks[0].lost[1][0] == "closed the connection");
+}
+
+// Flows that end while nothing needs them leave the connection.
+void an_idle_pair_continues_without() {
+    auto ranks = ranks_of(2);
+    const auto ends = add_flows(ranks, 2);
+    for (const auto& of_flow : ends) shutdown(of_flow[0], SHUT_RDWR);
+    for (int i = 0; i < 1000; ++i) {
+        for (Rank& rank : ranks) rank.progress();
+    }
+    Sent sent(ranks, 0, 1);
+    until(ranks, [&] { return sent.ended(); });
+    CHECK(sent.arrived() && ranks[0].lost[1].empty());
+}
+
+// Nobody sends such on a flow.
+void garbage() {
+    for (const uint64_t bytes : {uint64_t{5}, uint64_t{UINT32_MAX}}) {
+        const auto pair = connected(), flow = connected(), other = connected();
+        Rank rank(0, 2, {-1, pair.first});
+        rank.link.add_flow(1, flow.first);
+        rank.link.add_flow(1, other.first);
+        Bytes found(Flows::LEAST_BYTES, UNTOUCHED);
+        LinkTransfer receive;
+        rank.link.receive(1, 1, found.data(), found.size(), receive);
+        const uint64_t announced[]{1, 1ull << 62 | found.size()}, header[]{0, bytes};
+        CHECK(write(flow.second, header, sizeof header) == sizeof header);
+        CHECK(write(pair.second, announced, sizeof announced) == sizeof announced);
+        std::byte end;
+        while (recv(flow.second, &end, 1, MSG_DONTWAIT) != 0) rank.progress();  // it has closed that
+        CHECK(!receive.ended() && untouched(found));
+        const uint64_t right[]{0, found.size()};
+        const Bytes data = pattern(found.size(), 1);
+        CHECK(write(other.second, right, sizeof right) == sizeof right);
+        CHECK(write(other.second, data.data(), data.size()) == ssize_t(data.size()));
+        while (!receive.ended()) rank.progress();
+        CHECK(receive.state == LinkTransfer::DONE && found == data);
+        for (const int end_of_test : {pair.second, flow.second, other.second}) close(end_of_test);
+    }
+}
+
+}  // namespace
+
+int main() {
+    a_send_ends_when_its_payload_has_arrived();
+    for (int progress = 0; progress < 40; ++progress) a_flow_that_ends_is_replaced(progress);
+    the_last_one_ends();
+    an_idle_pair_continues_without();
+    garbage();
+    printf("test_flows: %d failures\n", failures.load());
+    return failures != 0;
+}
