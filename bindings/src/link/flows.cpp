@@ -238,6 +238,29 @@ void Flows::end_if_silent(double idle_timeout, double resend_timeout) {
     }
 }
 
+std::vector<Flows::Orphan> Flows::take_orphans() {
+    std::vector<Orphan> orphans;
+    if (open_) return orphans;
+    for (auto& [number, payload] : payloads_) {
+        orphans.push_back({number, payload.data, payload.header.bytes, payload.transfer, std::move(payload.copy)});
+    }
+    payloads_.clear();
+    queue_.clear();
+    return orphans;
+}
+
+std::shared_ptr<Receive> Flows::take_expected(uint64_t number) {
+    const auto found = expected_.find(number);
+    if (found == expected_.end()) return nullptr;
+    const auto receive = found->second;
+    for (Flow& flow : flows_) {
+        if (flow.arriving == receive) end(flow, "the peer has ended it");
+    }
+    receive->arrived = 0;
+    expected_.erase(found);
+    return receive;
+}
+
 void Flows::fail_sends() {
     for (auto& [_, payload] : payloads_) payload.finish(LinkTransfer::FAILED);
     for (Flow& flow : flows_) flow.sending = nullptr;
