@@ -88,7 +88,7 @@ void Connection::send(uint64_t tag, const std::byte* data, size_t bytes, LinkTra
     transfer.state = can_send() ? LinkTransfer::ACTIVE : LinkTransfer::FAILED;
     if (transfer.ended()) return;
     const bool first = !has_queued();
-    if (flows_.carry(bytes)) {
+    if (flows_.can_carry(bytes)) {
         flows_.send(data, bytes, transfer);
         transfers_.emplace_back(FrameHeader{FrameHeader::ON_FLOW, tag, bytes}, nullptr, 0, nullptr);
     } else {
@@ -166,11 +166,11 @@ std::deque<Connection::Send>* Connection::next_queue() {
     return queue.empty() ? nullptr : &queue;
 }
 
-// Sends up to a piece; returns whether anything moved.
+// Sends up to a piece, and all packets; returns whether anything moved.
 bool Connection::write() {
     if (!open()) return false;
     size_t moved = 0;
-    while (std::deque<Send>* const queue = moved < PIECE ? next_queue() : nullptr) {
+    while (std::deque<Send>* const queue = moved < PIECE || !packets_.empty() ? next_queue() : nullptr) {
         Send& frame = queue->front();
         const size_t head = sizeof frame.header - frame.header_sent, piece = std::min(frame.left, PIECE);
         iovec parts[]{{reinterpret_cast<std::byte*>(&frame.header) + frame.header_sent, head},

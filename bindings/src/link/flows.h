@@ -24,7 +24,7 @@ public:
     static constexpr size_t LEAST_BYTES = 128 << 10;  // of a payload
 
     void add(int fd);  // owns it
-    bool carry(size_t bytes) const { return open_ && bytes >= LEAST_BYTES; }
+    bool can_carry(size_t bytes) const { return open_ && bytes >= LEAST_BYTES; }
     size_t open() const { return open_; }
     // Why flows have ended since the last call.
     std::vector<std::string> take_ended() { return std::exchange(ended_, {}); }
@@ -92,6 +92,7 @@ private:
 
     struct Flow : Descriptor {
         using Descriptor::Descriptor;
+        bool known() const;  // how long it takes
 
         int carries = 0;             // payloads
         double payload_ns = 0;       // that one takes, of late; 0: not known

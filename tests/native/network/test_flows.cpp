@@ -100,6 +100,38 @@ void an_idle_pair_continues_without() {
     CHECK(sent.arrived() && ranks[0].lost[1].empty());
 }
 
+// What has been canceled, was to be sent again, and is acknowledged meanwhile still leaves whole: the stream goes on.
+void an_acknowledgement_comes_late() {
+    const auto pair = connected(), flow = connected(), other = connected();
+    Rank rank(0, 2, {-1, pair.first});
+    rank.link.add_flow(1, flow.first);
+    rank.link.add_flow(1, other.first);
+    Bytes data = pattern(LARGE, 1);
+    LinkTransfer send, next;
+    rank.link.send(1, 1, data.data(), LARGE, send);
+    for (int i = 0; i < 100; ++i) rank.progress();
+    rank.link.cancel(send);
+    std::fill(data.begin(), data.end(), UNTOUCHED);
+    shutdown(flow.second, SHUT_RDWR);
+    for (int i = 0; i < 1000; ++i) rank.progress();
+    const uint64_t arrived[]{0, 2ull << 62};
+    CHECK(write(pair.second, arrived, sizeof arrived) == sizeof arrived);
+    for (int i = 0; i < 100; ++i) rank.progress();
+    const Bytes small = pattern(Flows::LEAST_BYTES, 2);
+    rank.link.send(1, 1, small.data(), small.size(), next);
+    constexpr size_t HEADER = 16;
+    Bytes found(2 * HEADER + LARGE + small.size());
+    for (size_t at = 0; at < found.size();) {
+        rank.progress();
+        const ssize_t got = recv(other.second, found.data() + at, found.size() - at, MSG_DONTWAIT);
+        if (got > 0) at += got;
+    }
+    const auto first = found.begin() + HEADER;
+    CHECK(std::equal(first, first + LARGE, pattern(LARGE, 1).begin()));
+    CHECK(std::equal(small.begin(), small.end(), first + LARGE + HEADER));
+    for (const int end : {pair.second, flow.second, other.second}) close(end);
+}
+
 // Nobody sends such on a flow.
 void garbage() {
     for (const uint64_t bytes : {uint64_t{5}, uint64_t{UINT32_MAX}}) {
@@ -133,6 +165,7 @@ int main() {
     for (int progress = 0; progress < 40; ++progress) a_flow_that_ends_is_replaced(progress);
     for (int progress = 0; progress < 60; ++progress) the_last_one_ends(progress);
     an_idle_pair_continues_without();
+    an_acknowledgement_comes_late();
     garbage();
     printf("test_flows: %d failures\n", failures.load());
     return failures != 0;
