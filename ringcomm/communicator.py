@@ -15,6 +15,7 @@ import numpy as np
 from ringcomm import objects
 from ringcomm.arrays.adapters import ADAPTERS, check_disjoint, checked_output, dtype_of, find_device
 from ringcomm.bootstrap.place import Place
+from ringcomm.config import dump_folder
 from ringcomm.errors import Aborted, ArgumentError, MismatchError, RingcommError, describe_error, integer, refuse
 from ringcomm.native import NULL, check, failure_observers, lib, seconds
 from ringcomm.pending import PendingCalls, PendingWork, SendRecvPending
@@ -43,9 +44,10 @@ open_transports: set[Transport] = set()  # of this process
 
 
 def _dump_if_asked(error: RingcommError) -> None:
-    from ringcomm.trace.dump import dump_if_asked
+    if dump_folder():  # to import a module could fail where no descriptor is left
+        from ringcomm.trace.dump import dump_if_asked
 
-    dump_if_asked(open_transports, error)
+        dump_if_asked(open_transports, error)
 
 
 failure_observers.append(_dump_if_asked)

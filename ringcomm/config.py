@@ -59,7 +59,6 @@ def _whole(least: int, most: int = 2**63 - 1) -> Check:
     return lambda what, value: integer(what, value, least, most)
 
 
-MAX_FLOWS = 16
 _arena = _whole(1, 512 << 30)  # more than a rank of any job can use
 
 
@@ -257,7 +256,7 @@ class Config:
     link_bandwidth: float | None = _setting("link_bandwidth", None, float, _positive("GB/s"))
     host_id: str | None = _setting("host_id", None, str, _name)
     host_address: str | None = _setting("host_address", None, str, _addresses)
-    flows: int | None = _setting("flows", None, int, _whole(1, MAX_FLOWS))
+    flows: int | None = _setting("flows", None, int, _whole(1, tuning.MOST_FLOWS))
     keepalive: float = _setting("keepalive", 15.0, float, _positive("seconds", MAX_KEEPALIVE))
     link: str | None = _setting("link", None, str, _one_of("sockets", "ucx"))
     ucx: str | None = _setting("ucx", None, str, _name)

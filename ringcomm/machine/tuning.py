@@ -19,6 +19,7 @@ from ringcomm.errors import ArgumentError, integer, refuse, unknown
 __all__ = [
     "FLOWS",
     "LINK",
+    "MOST_FLOWS",
     "NEVER",
     "TUNABLE",
     "cpu",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 LINK = ("link_latency", "link_bandwidth")  # µs, GB/s
+MOST_FLOWS = 16
 FLOWS = "flows"  # of a link, if more than one connection was faster
 TUNABLE = ("segment_bytes", "one_shot_bytes", "direct_bytes", "cma_bytes")
 NEVER = 2**62  # a threshold that no array reaches
@@ -104,7 +106,7 @@ def links(path: Path) -> dict[str, dict[str, float]]:
                 value = values.get(setting)
                 if not isinstance(value, int | float) or not 0 < value < inf:
                     raise refuse(f"{setting} of {name}", "a positive number", repr(value))
-            integer(f"{FLOWS} of {name}", values.get(FLOWS, 1), 1)
+            integer(f"{FLOWS} of {name}", values.get(FLOWS, 1), 1, MOST_FLOWS)
     return found
 
 

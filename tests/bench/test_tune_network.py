@@ -10,7 +10,7 @@ import ringcomm
 from harness.jobs import run_job
 from harness.nodes import Job, finish
 from ringcomm.bench.tuning import network as tune_network
-from ringcomm.bench.tuning.network import measure, pairs_by_kinds
+from ringcomm.bench.tuning.network import fastest_flows, measure, pairs_by_kinds
 from ringcomm.commands.cli import main
 from ringcomm.machine import tuning
 
@@ -81,6 +81,38 @@ def test_where_a_latency_hides_the_bandwidth_a_longer_stream_tells_it(monkeypatc
 
 def test_machines_too_busy_to_tell_the_bandwidth_are_not_measured(monkeypatch):
     assert measured(monkeypatch, 0.1) is None
+
+
+@pytest.mark.parametrize(
+    ("byte_times", "expected"),
+    [((4, 2, 1, 0.95), (4, 1)), ((1, 0.95), (1, 1)), ((8, 4, 2, 1), (8, 1)), ((1, None), (1, 1))],
+)
+def test_flows_are_kept_while_they_are_faster(byte_times, expected):
+    first, *others = byte_times
+    costs, following, used = {"kinds": (5, first)}, iter(others), []
+
+    def measured(_):
+        byte_time = next(following)
+        return byte_time and (7, byte_time)
+
+    flows = fastest_flows(lambda count: used.append(count) or True, measured, costs)
+    assert (flows["kinds"], *costs["kinds"]) == (expected[0], 5, expected[1])
+    assert used == [2, 4, 8][: len(others)]
+
+
+def test_all_kinds_of_machines_are_measured_by_one_number_of_flows():
+    costs, used = {"slow": (0, 8), "fast": (0, 1)}, [1]
+    found = fastest_flows(
+        lambda count: used.append(count) or True,
+        lambda kinds: (0, {"slow": 8 / min(used[-1], 4), "fast": 1}[kinds]),
+        costs,
+    )
+    assert found == {"slow": 4, "fast": 1}
+    assert costs == {"slow": (0, 2), "fast": (0, 1)}
+
+
+def test_a_link_without_flows_is_measured_once():
+    assert fastest_flows(lambda _: False, lambda _: pytest.fail("measured again"), {"kinds": (0, 1)}) == {"kinds": 1}
 
 
 def tune_two(comm, path):

@@ -30,7 +30,7 @@ struct rc_ucx {
 
 namespace {
 
-constexpr int MAX_FLOWS = 64;  // to a peer
+constexpr int MAX_FLOWS = 1 << 10;  // to a peer
 
 HostLayout layout_of(int rank, int size, const int* hosts) {
     std::vector<int> numbers;
@@ -133,7 +133,11 @@ int rc_network_connect(rc_network* network, int process, int socket, const char*
             sockets.begin(process, std::exchange(connected.fd, -1));
             return world.connected(process);
         }
-        if (!failure) world.left(process);
+        if (!failure) {  // what has come first may tell more
+            while (world.progress()) continue;
+            if (!sockets.awaits_socket(process)) return;
+            world.left(process);
+        }
         sockets.give_up(process, failure ? failure : "closed all communicators");
         world.progress();
     });

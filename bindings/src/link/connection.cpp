@@ -27,8 +27,8 @@ constexpr size_t MAX_FRAME = size_t{1} << 30;  // far more than any that this li
 constexpr uint64_t PACKET = 0;  // the tag of packets
 
 struct FrameHeader {
-    // Of what follows: a payload; nothing, since it comes over a flow; nothing: the payload with the number `tag` has.
-    enum Kind : uint64_t { PAYLOAD, ON_FLOW, ARRIVED };
+    // A payload follows; it comes over a flow; the one with the number `tag` has come; that one follows after all.
+    enum Kind : uint64_t { PAYLOAD, ON_FLOW, ARRIVED, ORPHAN };
 
     FrameHeader() = default;
     FrameHeader(Kind kind, uint64_t tag, uint64_t bytes) : tag(tag), kind_and_bytes(kind << 62 | bytes) {}
@@ -88,7 +88,7 @@ void Connection::send(uint64_t tag, const std::byte* data, size_t bytes, LinkTra
     transfer.state = can_send() ? LinkTransfer::ACTIVE : LinkTransfer::FAILED;
     if (transfer.ended()) return;
     const bool first = !has_queued();
-    if (flows_.carry(bytes)) {
+    if (flows_.can_carry(bytes)) {
         flows_.send(data, bytes, transfer);
         transfers_.emplace_back(FrameHeader{FrameHeader::ON_FLOW, tag, bytes}, nullptr, 0, nullptr);
     } else {
@@ -166,11 +166,11 @@ std::deque<Connection::Send>* Connection::next_queue() {
     return queue.empty() ? nullptr : &queue;
 }
 
-// Sends up to a piece; returns whether anything moved.
+// Sends up to a piece, and all packets; returns whether anything moved.
 bool Connection::write() {
     if (!open()) return false;
     size_t moved = 0;
-    while (std::deque<Send>* const queue = moved < PIECE ? next_queue() : nullptr) {
+    while (std::deque<Send>* const queue = moved < PIECE || !packets_.empty() ? next_queue() : nullptr) {
         Send& frame = queue->front();
         const size_t head = sizeof frame.header - frame.header_sent, piece = std::min(frame.left, PIECE);
         iovec parts[]{{reinterpret_cast<std::byte*>(&frame.header) + frame.header_sent, head},
@@ -261,7 +261,8 @@ bool Connection::parse(LinkEvents& events) {
             } else if (header.kind() == FrameHeader::ON_FLOW && header.tag != PACKET) {
                 begin_payload(header.tag, header.bytes());
                 if (current_) flows_.expect(std::exchange(current_, nullptr));
-                lose_without_flows();
+            } else if (header.kind() == FrameHeader::ORPHAN && flows_.announced(header.tag)) {
+                begin_orphan(header.tag, header.bytes());
             } else {
                 begin_payload(header.tag, header.kind_and_bytes);
             }
@@ -314,7 +315,7 @@ void Connection::end_transfer(Receive& receive) {
 
 bool Connection::write_flow(size_t flow) {
     const bool moved = flows_.write(flow);
-    lose_without_flows();
+    carry_orphans();
     return moved;
 }
 
@@ -324,7 +325,7 @@ bool Connection::read_flow(size_t flow) {
         end_transfer(*receive);
         acknowledge(number);
     }
-    lose_without_flows();
+    carry_orphans();
     return moved;
 }
 
@@ -335,8 +336,23 @@ void Connection::acknowledge(uint64_t number) {
     if (first) write();
 }
 
-void Connection::lose_without_flows() {
-    if (open() && flows_.stuck()) lose("all flows have ended");
+void Connection::carry_orphans() {
+    for (Flows::Orphan& orphan : flows_.take_orphans()) {
+        const FrameHeader header(FrameHeader::ORPHAN, orphan.number, orphan.bytes);
+        Send& frame = transfers_.emplace_back(header, orphan.data, orphan.bytes, orphan.transfer);
+        frame.copy = std::move(orphan.copy);
+        queued_ += orphan.bytes;
+    }
+}
+
+void Connection::begin_orphan(uint64_t number, uint64_t bytes) {
+    current_ = flows_.take_expected(number);
+    if (!current_) {
+        current_ = std::make_shared<Receive>(Receive::OF_DROPPED, nullptr, bytes);
+    } else if (current_->bytes != bytes) {
+        const uint64_t expected = current_->bytes;
+        lose(length_mismatch(bytes, expected));
+    }
 }
 
 void Connection::fail_sends() {

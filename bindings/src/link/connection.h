@@ -81,7 +81,8 @@ private:
     void end_payload(LinkEvents& events);
     void end_transfer(Receive& receive);
     void acknowledge(uint64_t number);
-    void lose_without_flows();
+    void begin_orphan(uint64_t number, uint64_t bytes);
+    void carry_orphans();
     void fail_sends();
 
     bool awaits_socket_;

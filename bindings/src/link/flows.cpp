@@ -25,9 +25,16 @@ constexpr double RECENT = 0.25;  // the weight of the last payload in the time o
 }  // namespace
 
 void Flows::Payload::release_memory() {
+    if (copy) return;  // it was canceled before
     copy = std::make_unique_for_overwrite<std::byte[]>(header.bytes);
     std::copy_n(data, header.bytes, copy.get());
     data = copy.get();
+}
+
+// What a flow took long ago, perhaps when it was disturbed, does not count: it would never be used again.
+bool Flows::Flow::known() const {
+    constexpr uint64_t OLD_NS = 1'000'000'000;
+    return payload_ns != 0 && (carries || now_ns() - free_at < OLD_NS);
 }
 
 void Flows::add(int fd) {
@@ -75,10 +82,11 @@ void Flows::remove(Payload& payload) {
 // Whether a payload arrives no later over this flow than if the others carried it, after what is queued.
 bool Flows::may_take(const Flow& flow) const {
     if (flow.sending || queue_.empty() || flow.carries >= MOST_ON_FLOW) return false;
+    if (!flow.known()) return true;
     double rate = 0, ahead = queue_.size(), soonest = INFINITY;
     for (const Flow& other : flows_) {
         if (&other == &flow || other.fd < 0) continue;
-        if (other.payload_ns == 0) return true;
+        if (!other.known()) return true;
         rate += 1 / other.payload_ns;
         ahead += other.carries;
         soonest = std::min(soonest, (other.carries + 1) * other.payload_ns);
@@ -160,7 +168,7 @@ bool Flows::begin(Flow& flow) {
     for (Flow& other : flows_) {
         if (other.arriving != found->second) continue;
         if (other.header.attempt > attempt) return true;
-        end(other, "the peer has taken another one");
+        end(other, "the peer has ended it");
     }
     flow.arriving = found->second;
     flow.arriving->arrived = 0;
@@ -236,6 +244,29 @@ void Flows::end_if_silent(double idle_timeout, double resend_timeout) {
     for (Flow& flow : flows_) {
         if (flow.fd >= 0 && silent(flow.fd, idle_timeout, resend_timeout)) end(flow, strerror(ETIMEDOUT));
     }
+}
+
+std::vector<Flows::Orphan> Flows::take_orphans() {
+    std::vector<Orphan> orphans;
+    if (open_) return orphans;
+    for (auto& [number, payload] : payloads_) {
+        orphans.push_back({number, payload.data, payload.header.bytes, payload.transfer, std::move(payload.copy)});
+    }
+    payloads_.clear();
+    queue_.clear();
+    return orphans;
+}
+
+std::shared_ptr<Receive> Flows::take_expected(uint64_t number) {
+    const auto found = expected_.find(number);
+    if (found == expected_.end()) return nullptr;
+    const auto receive = found->second;
+    for (Flow& flow : flows_) {
+        if (flow.arriving == receive) end(flow, "the peer has ended it");
+    }
+    receive->arrived = 0;
+    expected_.erase(found);
+    return receive;
 }
 
 void Flows::fail_sends() {

@@ -3,7 +3,8 @@
 //
 // The header of such a transfer travels over the Connection of the pair, and finds its receive there, in order. Its
 // payload takes the first flow with room, so that a slow one takes fewer, and the last ones go to fast ones. The
-// receiver acknowledges each payload; until then the sender keeps it: if a flow ends, others carry what it had.
+// receiver acknowledges each payload; until then the sender keeps it: if a flow ends, others carry what it had, and if
+// none is left, the Connection does.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ public:
     static constexpr size_t LEAST_BYTES = 128 << 10;  // of a payload
 
     void add(int fd);  // owns it
-    bool carry(size_t bytes) const { return open_ && bytes >= LEAST_BYTES; }
+    bool can_carry(size_t bytes) const { return open_ && bytes >= LEAST_BYTES; }
     size_t open() const { return open_; }
     // Why flows have ended since the last call.
     std::vector<std::string> take_ended() { return std::exchange(ended_, {}); }
@@ -48,8 +49,18 @@ public:
     std::vector<Arrived> take_arrived() { return std::exchange(arrived_, {}); }
 
     void end_if_silent(double idle_timeout, double resend_timeout);
-    // Whether a transfer waits for a flow, and there is none left.
-    bool stuck() const { return !open_ && !flows_.empty() && !(payloads_.empty() && expected_.empty()); }
+    // Where no flow is left: the payloads that have not been acknowledged, for the connection to carry.
+    struct Orphan {
+        uint64_t number;
+        const std::byte* data;
+        size_t bytes;
+        LinkTransfer* transfer;
+        std::unique_ptr<std::byte[]> copy;
+    };
+    std::vector<Orphan> take_orphans();
+    bool announced(uint64_t number) const { return number < announced_; }  // its header has come
+    // The receive of such a payload; null where it has come over a flow.
+    std::shared_ptr<Receive> take_expected(uint64_t number);
     void fail_sends();
     void fail();
     void close();  // in a forked child
@@ -81,6 +92,7 @@ private:
 
     struct Flow : Descriptor {
         using Descriptor::Descriptor;
+        bool known() const;  // how long it takes
 
         int carries = 0;             // payloads
         double payload_ns = 0;       // that one takes, of late; 0: not known

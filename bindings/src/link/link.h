@@ -27,6 +27,8 @@ public:
     virtual void packet_arrived(int peer, std::span<const std::byte> packet) = 0;
     // Once per peer: nothing arrives from it any more, and its transfers have failed.
     virtual void peer_lost(int peer, const std::string& reason) = 0;
+    // The link itself has queued a packet to the peer, see Link::has_queued().
+    virtual void packet_queued(int) {}
 
 protected:
     ~LinkEvents() = default;

@@ -39,7 +39,7 @@ void Connection::lose_if_silent(double idle_timeout, double resend_timeout) {
     if (!open()) return;
     if (silent(fd, idle_timeout, resend_timeout)) return lose(strerror(ETIMEDOUT));
     flows_.end_if_silent(idle_timeout, resend_timeout);
-    lose_without_flows();
+    carry_orphans();
 }
 
 }  // namespace ringcomm

@@ -50,6 +50,7 @@ struct SocketLink::Peer : Connection {
     std::vector<uint32_t> watched_flows;
     bool wanted = false;  // a connection, by connect()
     int wanted_flows = 0;
+    std::vector<std::string> ended_flows;  // why, since the last look
 };
 
 std::deque<SocketLink::Peer> SocketLink::adopt(std::span<const int> sockets, std::vector<Connection*>& lost) {
@@ -142,6 +143,7 @@ bool SocketLink::write_flows(Peer& peer) {
 bool SocketLink::read(Peer& peer, LinkEvents& events) {
     bool moved = peer.read(events);
     for (size_t i = 0; i < peer.flows().size(); ++i) moved |= peer.read_flow(i);
+    if (peer.flows().size() && peer.has_queued_packets()) events.packet_queued(peer.rank);
     watch(peer);
     return moved;
 }
@@ -297,8 +299,9 @@ bool SocketLink::poll(LinkEvents& events) {
     return moved;
 }
 
+// At the second look: if the peer itself has ended, that is known by then.
 void SocketLink::report_ended_flows(Peer& peer) {
-    for (const std::string& reason : peer.flows().take_ended()) {
+    for (const std::string& reason : std::exchange(peer.ended_flows, peer.flows().take_ended())) {
         ended_flows_.push_back({peer.rank, peer.flows().open(), reason});
         eventfd_write(wanted_event_.fd, 1);
     }

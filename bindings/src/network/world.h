@@ -79,6 +79,7 @@ private:
 
     void packet_arrived(int process, Bytes packet) override;
     void peer_lost(int process, const std::string& reason) override;
+    void packet_queued(int process) override { flush_later(process); }
     static void deliver(PacketHandler& handler, Bytes packet);
     void flush_later(int process);
     bool wake_flush_thread();  // false if the system refuses the thread

@@ -7,7 +7,6 @@ collective. The slowest pair counts.
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from itertools import combinations_with_replacement
 from pathlib import Path
 from time import perf_counter
@@ -30,6 +29,8 @@ CLEAR = 4  # latencies that a stream takes at least: the bandwidth is told from 
 ROUND_SECONDS = 0.01
 LEAST_CALLS, MOST_CALLS = 5, 500  # of a round
 
+Kinds = tuple[str, str]
+Cost = tuple[float, float]  # seconds of latency, seconds per byte
 HostPairs = list[list[tuple[int, int]]]  # for each pair of hosts the pairs of their ranks
 
 
@@ -41,7 +42,7 @@ def tune_network(comm: Communicator, path: Path, rounds: int) -> int:
         raise ArgumentError(f"--network: {text}")
     facts = {"date": Machine.here().date, "ringcomm": ringcomm.__version__}
     link = comm._router.name.rpartition("+")[2]  # of shm+mpi: mpi
-    found = {}
+    costs = {}
     for kinds, between in pairs.items():
         cost = measure(comm, between, rounds)
         if cost is None:
@@ -49,18 +50,20 @@ def tune_network(comm: Communicator, path: Path, rounds: int) -> int:
                 return ERROR
             text = f"{STREAMS[-1] >> 20} MiB take hardly longer than one byte between {' and '.join(kinds)}"
             raise RingcommError(f"the machines are too busy to measure their network: {text}; {path} is unchanged")
-        latency, byte_time = cost
-        transport: Any = comm._transport  # between hosts
-        flows, byte_time = fastest_flows(transport.use_flows, partial(measure, comm, between, rounds), byte_time)
+        costs[kinds] = cost
+    transport: Any = comm._transport  # between hosts
+    flows = fastest_flows(transport.use_flows, lambda kinds: measure(comm, pairs[kinds], rounds), costs)
+    found = {}
+    for kinds, (latency, byte_time) in costs.items():
         settings = {"link_latency": rounded(latency * 1e6), "link_bandwidth": rounded(1e-9 / byte_time)}
-        if flows > 1:
-            settings[tuning.FLOWS] = flows
+        if flows[kinds] > 1:
+            settings[tuning.FLOWS] = flows[kinds]
         name = tuning.link_name(kinds, link)
         if comm.rank == 0:
             print(f"{name}: {settings['link_latency']:g} µs, {settings['link_bandwidth']:g} GB/s", flush=True)
-            if flows > 1:
-                print(f"{name}: {flows} flows at each address", flush=True)
-        found[name] = settings, facts | {"pairs of hosts": len(between)}
+            if flows[kinds] > 1:
+                print(f"{name}: {flows[kinds]} flows at each address", flush=True)
+        found[name] = settings, facts | {"pairs of hosts": len(pairs[kinds])}
     if comm.rank == 0:
         for name, entry in found.items():
             tuning.write(path, *entry, name)
@@ -69,19 +72,26 @@ def tune_network(comm: Communicator, path: Path, rounds: int) -> int:
 
 
 def fastest_flows(
-    use_flows: Callable[[int], bool], measured: Callable[[], tuple[float, float] | None], byte_time: float
-) -> tuple[int, float]:
-    """Return how many flows are worth it, and the seconds per byte by them; given those by one connection."""
-    flows = 1
+    use_flows: Callable[[int], bool], measured: Callable[[Kinds], Cost | None], costs: dict[Kinds, Cost]
+) -> dict[Kinds, int]:
+    """Return how many flows are worth it between each two kinds of machines, and put the seconds per byte into `costs`.
+
+    `costs` are those of one connection. All kinds are measured by one number of flows, since there are never fewer.
+    """
+    flows = dict.fromkeys(costs, 1)
     for more in FLOWS:
-        cost = measured() if use_flows(more) else None
-        if cost is None or cost[1] > FASTER * byte_time:
+        if not use_flows(more):
             break
-        flows, byte_time = more, cost[1]
-    return flows, byte_time
+        found = {kinds: measured(kinds) for kinds in costs}
+        faster = {kinds: cost for kinds, cost in found.items() if cost and cost[1] <= FASTER * costs[kinds][1]}
+        if not faster:
+            break
+        for kinds, (_, byte_time) in faster.items():
+            flows[kinds], costs[kinds] = more, (costs[kinds][0], byte_time)
+    return flows
 
 
-def pairs_by_kinds(hosts: list[tuple[str, str | None]], machines: list[str]) -> dict[tuple[str, str], HostPairs]:
+def pairs_by_kinds(hosts: list[tuple[str, str | None]], machines: list[str]) -> dict[Kinds, HostPairs]:
     """Return for each two kinds of machines as many pairs of hosts as there are; given each rank's host and kind."""
     by_kind: dict[str, dict[object, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, (host, machine) in enumerate(zip(hosts, machines, strict=True)):
@@ -95,7 +105,7 @@ def pairs_by_kinds(hosts: list[tuple[str, str | None]], machines: list[str]) -> 
     return {kinds: pairs for kinds, pairs in found.items() if pairs}
 
 
-def measure(comm: Communicator, between: HostPairs, rounds: int) -> tuple[float, float] | None:
+def measure(comm: Communicator, between: HostPairs, rounds: int) -> Cost | None:
     """Return the seconds of latency, and the seconds per byte of a host's link.
 
     On busy machines a latency may be a large part of a stream: then a longer one is measured. None: even the longest

@@ -1,9 +1,10 @@
 """The mesh: connections between ranks on different hosts, on each of which both have proved to be ranks of the job.
 
-Every rank listens at an address that it tells all others through the store, as long as its mesh is open, so that any
-two ranks can connect at any time. The secret of their handshake is that of the mesh, followed by the number of the rank
-that listens, so that no rank is taken for another. Then the one that connects sends its number, and waits until the
-other has taken the connection. If two ranks connect to each other at once, the lower one gives its attempt up.
+Every rank listens at each address of its host, which it tells all others through the store, as long as its mesh is
+open, so that any two ranks can connect at any time. The secret of their handshake is that of the mesh, followed by the
+number of the rank that listens, so that no rank is taken for another. Then the one that connects sends its number, and
+waits until the other has taken the connection. If two ranks connect to each other at once, the lower one gives its
+attempt up.
 
 Two connected ranks may make flows, further connections for their large data: flow number f between the addresses number
 f of their hosts, counted around. The higher rank makes them. A flow that cannot be made is logged, and not missed.
@@ -165,6 +166,8 @@ class Mesh:
 
     def take_flow(self, rank: int, peer: MessageSocket) -> None:
         """Keep the connection of a flow for whoever takes `flows`."""
+        with suppress(OSError):
+            probe(peer, self._keepalive)
         self.flows.append((rank, self.server.release(peer)))
 
     def take(self) -> dict[int, int]:
@@ -269,8 +272,9 @@ class Mesh:
             self._failed(attempt.target, attempt.about, error, answers)
 
     def _warn(self, rank: int, flow: int, error: OSError) -> None:
+        level = logging.INFO if isinstance(error, ConnectionError) else logging.WARNING  # as a rule it has closed
         text = "rank %d has no flow %d to rank %d (%s): its large data takes fewer connections"
-        log.warning(text, self.number, flow, self.number_of(rank), error.strerror or error)
+        log.log(level, text, self.number, flow, self.number_of(rank), error.strerror or error)
 
     def _failed(self, target: int, rank: int, error: OSError, answers: bool = False) -> None:
         if rank not in self._searches:
@@ -293,7 +297,10 @@ class Mesh:
             self._advance(peer)
             return
         try:
-            rank, about, flow = HELLO.unpack(peer.recv(HELLO.size))
+            if not (message := peer.recv(HELLO.size)):  # it has given up, as when it is closing
+                self.server.drop(peer)
+                return
+            rank, about, flow = HELLO.unpack(message)
         except BlockingIOError:
             return
         except (OSError, struct.error):
@@ -302,7 +309,9 @@ class Mesh:
             self.server.refuse(peer, "it sent no number of another rank")
         elif about != self.rank:
             self._answer(peer, self._state_of(about) if self._state_of else RUNS)
-        elif flow and (rank in self._taken or rank in self.connected):
+        elif flow and not (rank in self._taken or rank in self.connected):
+            self.server.drop(peer)  # it has been quicker than this rank's own connection
+        elif flow:
             with suppress(OSError):
                 peer.send(TAKEN)
             self.take_flow(rank, peer)

@@ -8,7 +8,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from ringcomm.algorithms.select import AlgorithmSelector
+from ringcomm.bootstrap.wire.handshake import MESSAGE_OF_HANDSHAKE
 from ringcomm.bootstrap.wire.keepalive import patience_with
+from ringcomm.errors import RingcommError
 from ringcomm.machine.threads import start_thread
 from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.network.mesh import Mesh
@@ -20,7 +22,7 @@ __all__ = ["SocketNetwork", "open_link"]
 
 log = logging.getLogger("ringcomm")
 
-HOW_BYTES = 256  # of a text that says how a rank has died
+HOW_BYTES = MESSAGE_OF_HANDSHAKE  # of a text that says how a rank has died: an answer in a mesh
 
 
 class SocketNetwork(Network):
@@ -126,7 +128,11 @@ class _Connector:
         for rank, fd in self._mesh.take().items():
             check(lib.rc_network_connect(self._handle, rank, fd, NULL))
         while self._mesh.flows:
-            check(lib.rc_network_add_flow(self._handle, *self._mesh.flows.pop()))
+            rank, fd = self._mesh.flows.pop()
+            try:
+                check(lib.rc_network_add_flow(self._handle, rank, fd))
+            except RingcommError as error:  # the system has no room
+                log.warning("rank %d: a flow to rank %d: %s", self._mesh.number, self._mesh.number_of(rank), error)
         while self._mesh.ended:
             rank, how = self._mesh.ended.popitem()
             check(lib.rc_network_connect(self._handle, rank, -1, NULL if how == LEFT else how))

@@ -114,15 +114,15 @@ void random_traffic(Rank& rank, int round, std::atomic<int>& finished) {
     while (finished < size) rank.progress();  // their canceled receives may still wait for frames
 }
 
-// All but the last of the flows end one after another, while they are used.
-void exchange_at_random(int flows) {
+// The flows end one after another, while they are used: all, or all but the last.
+void exchange_at_random(int flows, int left) {
     for (int round = 0; round < 6; ++round) {
         auto ranks = ranks_of(2 + round % 3);
         const auto ends = add_flows(ranks, flows);
         std::atomic<int> finished{0};
         std::vector<std::thread> threads;
         for (Rank& rank : ranks) threads.emplace_back([&] { random_traffic(rank, round, finished); });
-        for (int flow = 0; flow + 1 < flows; ++flow) {
+        for (int flow = 0; flow + left < flows; ++flow) {
             std::this_thread::sleep_for(std::chrono::milliseconds(10));
             for (const int end : ends[flow]) shutdown(end, SHUT_RDWR);
         }
@@ -208,7 +208,8 @@ void sleeping() {
 }  // namespace
 
 int main() {
-    for (const int flows : {0, 1, 4}) exchange_at_random(flows);
+    for (const int flows : {0, 1, 4}) exchange_at_random(flows, 1);
+    exchange_at_random(3, 0);
     many_peers();
     sleeping();
     printf("test_network_link: %d failures\n", failures.load());

@@ -58,7 +58,7 @@ def pool():
 
 def connect_all(rank, size, store, address=LOCAL, secret=SECRET, keepalive=KEEPALIVE, timeout=TIMEOUT):
     """Connect ranks of which each is on a host of its own."""
-    return connect_mesh(layout_of(rank, range(size)), store, address, secret, keepalive, timeout)
+    return connect_mesh(layout_of(rank, range(size)), store, [address], secret, keepalive, timeout)
 
 
 def start(pool, store, ranks, size, *address, **options):
@@ -139,7 +139,7 @@ def talk(peer, secret, rank=0, listening=0):
         with suppress(StopIteration):
             while True:
                 peer.send(steps.send(peer.recv(MESSAGE_OF_HANDSHAKE)))
-        peer.send(struct.pack("!II", rank, listening))
+        peer.send(struct.pack("!III", rank, listening, 0))
         failed.pop_all()
     return peer
 
@@ -335,7 +335,7 @@ def meshes(store, pool):
     """Connect the rails, which are in use from then on."""
 
     def begin(rank):
-        return connect_mesh(layout_of(rank, HOSTS), store, LOCAL, SECRET, KEEPALIVE, TIMEOUT)
+        return connect_mesh(layout_of(rank, HOSTS), store, [LOCAL], SECRET, KEEPALIVE, TIMEOUT)
 
     with ExitStack() as opened:
         begun = [pool.submit(begin, rank) for rank in range(4)]
@@ -387,10 +387,11 @@ def two_meshes():
     """Yield those of ranks 1 and 2, which are not connected."""
     with ExitStack() as opened:
         meshes = [
-            opened.enter_context(closing(Mesh(layout_of(rank, HOSTS), (), LOCAL, SECRET, KEEPALIVE))) for rank in (1, 2)
+            opened.enter_context(closing(Mesh(layout_of(rank, HOSTS), (), [LOCAL], SECRET, KEEPALIVE)))
+            for rank in (1, 2)
         ]
         for mesh in meshes:
-            mesh.addresses = ["", meshes[0].address, meshes[1].address, ""]
+            mesh.addresses = [[""], meshes[0].own, meshes[1].own, [""]]
             mesh.find_ended(lambda _: RUNS)
         yield meshes
 
@@ -424,7 +425,7 @@ def connect_both(order):
 def test_the_lower_rank_connects_where_the_higher_one_is_not_answered():
     with two_meshes() as meshes, unanswering_listener() as address:
         lower, higher = meshes
-        higher.addresses[1] = address
+        higher.addresses[1] = [address]
         higher.connect_to(1)
         higher.serve(0)
         lower.connect_to(2)
@@ -488,7 +489,7 @@ def test_a_stranger_at_the_address_of_a_rank_that_has_ended_is_no_rank(meshes, p
             await_end(peer)
 
     with socket.create_server((LOCAL, 0)) as server:
-        meshes[0].addresses[3] = f"{LOCAL}:{server.getsockname()[1]}"
+        meshes[0].addresses[3] = [f"{LOCAL}:{server.getsockname()[1]}"]
         greeted = pool.submit(greet)
         assert search(meshes, 0, 3) == LEFT
         with suppress(ConnectionError):
@@ -500,9 +501,9 @@ def test_a_silent_host_is_lost_in_time(meshes, monkeypatch):
     mesh = meshes[0]
     monkeypatch.setattr(mesh, "_keepalive", 0.001)
     with unanswering_listener() as address:
-        mesh.addresses[2:] = [address] * 2
+        mesh.addresses[2:] = [[address]] * 2
         begin = time.monotonic()
-        assert search(meshes, 0, 3) == f"no connection at {mesh.addresses[3]}: Connection timed out".encode()
+        assert search(meshes, 0, 3) == f"no connection at {address}: Connection timed out".encode()
     assert patience_with(0.001).idle <= time.monotonic() - begin < TIMEOUT / 2
 
 
@@ -543,7 +544,7 @@ def test_a_start_provides_descriptors_for_the_neighbors_only(store, pool, monkey
     provided = []
     monkeypatch.setattr(descriptors, "provide_connections", lambda *needed: provided.append(needed))
     layouts = [layout_of(rank, "000111222") for rank in range(9)]
-    started = [pool.submit(connect_mesh, each, store, LOCAL, SECRET, KEEPALIVE, TIMEOUT) for each in layouts]
+    started = [pool.submit(connect_mesh, each, store, [LOCAL], SECRET, KEEPALIVE, TIMEOUT) for each in layouts]
     for each in started:
         each.result().close()
     assert sorted(provided) == [(rank, 2) for rank in range(9)]
