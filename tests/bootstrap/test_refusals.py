@@ -104,7 +104,7 @@ def test_a_peer_that_cannot_be_accepted_is_an_error_once(server, reason):
         def accept(self):
             raise OSError(reason, os.strerror(reason))
 
-    server._listener = Refused(server._listener)
+    server._gate.listeners = [Refused(each) for each in server._gate.listeners]
     with MessageSocket(socket.socket(socket.AF_UNIX)) as peer:
         peer.connect(server.address)
         with pytest.raises(RingcommError, match=f"^rank 2 .*{os.strerror(reason)}"):

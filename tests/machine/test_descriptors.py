@@ -66,7 +66,7 @@ from ringcomm.machine import descriptors
 descriptors.provide = lambda *_: None  # as if the estimate were too low
 if os.environ["RINGCOMM_RANK"] == "0":
     taken = [os.open("/dev/null", os.O_RDONLY) for _ in range(50)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken) + 12, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken) + 12, max(taken) + 12))
 try:
     ringcomm.init(timeout=30)
 except ringcomm.RingcommError as error:

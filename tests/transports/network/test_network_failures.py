@@ -27,6 +27,7 @@ from harness.failures import (
     until_others_have_left,
 )
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, Config, MismatchError, PeerLost
+from ringcomm.bootstrap.session import Contribution
 from ringcomm.bootstrap.start_errors import format_ranks
 from ringcomm.bootstrap.store import HashStore
 from ringcomm.transports import network, shm
@@ -198,12 +199,13 @@ def test_a_rank_that_does_not_connect_is_named(link, told, what):
     class Forgetful(HashStore):
         """Rank 1 tells where it is, perhaps its address, and is not heard of again."""
 
-        def all_gather(self, name, rank, size, fact, *how):
-            if name == "host":
-                super().all_gather(name, 1, 2, b"1", 0.0, None, "another host")
-            elif name in told.split():
-                super().all_gather(name, 1, 2, fact.replace(b'"0"', b'"1"').replace(b"[0]", b"[1]"), 0.0)
-            return super().all_gather(name, rank, size, fact, *how)
+        def all_gather(self, given, *how):
+            if given.name == "host":
+                super().all_gather(Contribution("host", 1, 2, b"1", "another host"), 0.0)
+            elif given.name in told.split():
+                fact = given.fact.replace(b'"0"', b'"1"').replace(b"[0]", b"[1]")
+                super().all_gather(Contribution(given.name, 1, 2, fact), 0.0)
+            return super().all_gather(given, *how)
 
     config = Config(timeout=SHORT, host_id="0", link=link)
     error = raised(CollectiveTimeout, lambda: network.connect(0, 2, Forgetful(), config))
@@ -239,13 +241,13 @@ def test_an_address_that_other_machines_cannot_reach_is_refused_at_once(monkeypa
     class Elsewhere(HashStore):
         """Rank 1 is on another machine."""
 
-        def all_gather(self, name, rank, size, fact, *how):
-            if name == "host":
-                super().all_gather(name, 1, 2, b"1", 0.0, None, "another host")
-            if name == "network":
-                elsewhere = json.loads(fact) | {"ranks": [1], "host": ["another", None]}
-                super().all_gather(name, 1, 2, json.dumps(elsewhere).encode(), 0.0)
-            return super().all_gather(name, rank, size, fact, *how)
+        def all_gather(self, given, *how):
+            if given.name == "host":
+                super().all_gather(Contribution("host", 1, 2, b"1", "another host"), 0.0)
+            if given.name == "network":
+                elsewhere = json.loads(given.fact) | {"ranks": [1], "host": ["another", None]}
+                super().all_gather(Contribution("network", 1, 2, json.dumps(elsewhere).encode()), 0.0)
+            return super().all_gather(given, *how)
 
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     config = Config(timeout=PROMPT, link="sockets")
