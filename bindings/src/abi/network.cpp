@@ -133,8 +133,9 @@ int rc_network_connect(rc_network* network, int process, int socket, const char*
             sockets.begin(process, std::exchange(connected.fd, -1));
             return world.connected(process);
         }
-        if (!failure) {  // what has come first may tell more
-            while (world.progress()) continue;
+        if (!failure) {
+            constexpr int MOST = 64;  // calls of progress(): what has come before may say that it has died
+            for (int i = 0; i < MOST && world.progress(); ++i) continue;
             if (!sockets.awaits_socket(process)) return;
             world.left(process);
         }

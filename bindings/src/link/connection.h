@@ -64,8 +64,8 @@ public:
 
 private:
     static constexpr size_t MAX_EARLY = 64 << 20;
-    static constexpr size_t READ_AHEAD = 8
-                                         << 10;  // a small frame takes one system call, a large one copies at most this
+    // A small frame takes one system call, a large one copies at most this.
+    static constexpr size_t READ_AHEAD = 8 << 10;
 
     struct Send;
     using Waiting = std::multimap<uint64_t, std::shared_ptr<Receive>>;

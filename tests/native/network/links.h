@@ -34,10 +34,12 @@ struct Rank final : ringcomm::LinkEvents {
         packets[peer].emplace_back(packet.begin(), packet.end());
     }
     void peer_lost(int peer, const std::string& reason) override { lost[peer].push_back(reason); }
+    void packet_queued(int) override { ++queued; }
     bool progress() { return link.progress(*this); }
 
     std::vector<std::deque<Bytes>> packets;      // by peer
     std::vector<std::vector<std::string>> lost;  // by peer
+    int queued = 0;                              // how often a packet of the link itself was
     ringcomm::SocketLink link;
 };
 

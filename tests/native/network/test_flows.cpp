@@ -132,6 +132,68 @@ void an_acknowledgement_comes_late() {
     for (const int end : {pair.second, flow.second, other.second}) close(end);
 }
 
+// Rank 0 with two flows, and the other ends of its connections.
+struct Raw {
+    Raw() {
+        rank.link.add_flow(1, first.first);
+        rank.link.add_flow(1, second.first);
+        rank.link.receive(1, 1, found.data(), found.size(), receive);
+        const uint64_t announced[]{1, 1ull << 62 | found.size()};
+        CHECK(write(pair.second, announced, sizeof announced) == sizeof announced);
+    }
+    ~Raw() {
+        for (const int end : {pair.second, first.second, second.second}) close(end);
+    }
+    void begin(int end, uint32_t attempt) {
+        const struct {
+            uint64_t number = 0;
+            uint32_t bytes, attempt;
+        } header{0, uint32_t(data.size()), attempt};
+        CHECK(write(end, &header, sizeof header) == sizeof header);
+    }
+    void progress() {
+        for (int i = 0; i < 100; ++i) rank.progress();
+    }
+
+    const std::pair<int, int> pair = connected(), first = connected(), second = connected();
+    Rank rank{0, 2, {-1, pair.first}};
+    const Bytes data = pattern(Flows::LEAST_BYTES, 1);
+    Bytes found = Bytes(data.size(), UNTOUCHED);
+    LinkTransfer receive;
+};
+
+// A flow that had ended at the sender still delivers what it had, while another one carries that again.
+void the_later_attempt_counts() {
+    Raw raw;
+    const Bytes other = pattern(raw.data.size(), 2);
+    const size_t half = raw.data.size() / 2;
+    raw.begin(raw.second.second, 1);
+    CHECK(write(raw.second.second, raw.data.data(), half) == ssize_t(half));
+    raw.progress();
+    raw.begin(raw.first.second, 0);
+    CHECK(write(raw.first.second, other.data(), other.size()) == ssize_t(other.size()));
+    raw.progress();
+    CHECK(!raw.receive.ended());
+    CHECK(write(raw.second.second, raw.data.data() + half, half) == ssize_t(half));
+    while (!raw.receive.ended()) raw.rank.progress();
+    CHECK(raw.receive.state == LinkTransfer::DONE && raw.found == raw.data);
+}
+
+// Whoever owns the link then sends it later, also if no thread waits any more.
+void an_acknowledgement_without_room_is_reported() {
+    Raw raw;
+    const Bytes small = pattern(Flows::LEAST_BYTES - 1, 3);
+    std::deque<LinkTransfer> sends(200);
+    for (LinkTransfer& send : sends) raw.rank.link.send(1, 2, small.data(), small.size(), send);
+    raw.progress();
+    CHECK(!sends.back().ended() && raw.rank.queued == 0);
+    raw.begin(raw.first.second, 0);
+    CHECK(write(raw.first.second, raw.data.data(), raw.data.size()) == ssize_t(raw.data.size()));
+    while (!raw.receive.ended()) raw.rank.progress();
+    CHECK(raw.rank.queued > 0);
+    for (LinkTransfer& send : sends) raw.rank.link.cancel(send);
+}
+
 // Nobody sends such on a flow.
 void garbage() {
     for (const uint64_t bytes : {uint64_t{5}, uint64_t{UINT32_MAX}}) {
@@ -166,6 +228,8 @@ int main() {
     for (int progress = 0; progress < 60; ++progress) the_last_one_ends(progress);
     an_idle_pair_continues_without();
     an_acknowledgement_comes_late();
+    the_later_attempt_counts();
+    an_acknowledgement_without_room_is_reported();
     garbage();
     printf("test_flows: %d failures\n", failures.load());
     return failures != 0;

@@ -129,7 +129,7 @@ def prove_wrongly(peer):
         talk(peer, b"another")
 
 
-def talk(peer, secret, rank=0, listening=0):
+def talk(peer, secret, rank=0, listening=0, flow=0):
     """Prove the secret and send a rank; return the connection."""
     with ExitStack() as failed:
         peer = failed.enter_context(MessageSocket(peer))
@@ -139,7 +139,7 @@ def talk(peer, secret, rank=0, listening=0):
         with suppress(StopIteration):
             while True:
                 peer.send(steps.send(peer.recv(MESSAGE_OF_HANDSHAKE)))
-        peer.send(struct.pack("!III", rank, listening, 0))
+        peer.send(struct.pack("!III", rank, listening, flow))
         failed.pop_all()
     return peer
 
@@ -213,6 +213,13 @@ def test_a_rank_may_connect_again(store, pool):
         again = start(pool, store, [1], 3)
         assert first.recv(1) == b""
     finish(early + again + start(pool, store, [2], 3))
+
+
+def test_a_flow_does_not_take_the_place_of_a_connection(store, pool):
+    early = start(pool, store, [0], 2)
+    with talk(connect(store, 0), secret_of(0), rank=1, flow=1) as flow:
+        assert flow.recv(5) == b""
+    finish(early + start(pool, store, [1], 2))
 
 
 def test_missing_ranks_are_named(store, pool):
