@@ -20,10 +20,10 @@ from ringcomm.bench.machine import Machine
 from ringcomm.bench.world import ERROR, hosts_of
 from ringcomm.machine import tuning
 
-__all__ = ["measure", "pairs_by_kinds", "tune_network"]
+__all__ = ["fastest_flows", "measure", "pairs_by_kinds", "tune_network"]
 
 STREAMS = (1 << 20, 8 << 20, 64 << 20)  # bytes; the algorithms differ most below the first
-FLOWS = (2, 4, 8)  # at each address, beside the first
+FLOWS = (2, 4, 8)  # at each address: what is tried beside one
 FASTER = 0.9  # of the time of a byte, or more flows are not worth it
 CLEAR = 4  # latencies that a stream takes at least: the bandwidth is told from what is left of it
 ROUND_SECONDS = 0.01
