@@ -36,8 +36,8 @@ def free_once_closed(channel: LocalTransport, memory: list[Any], owner: str) -> 
         try:
             channel.all_gather_facts("all_gather", "closed", LAST_WAIT if _exits.is_set() else -1.0)
         except (RingcommError, RuntimeError):
-            keep(memory)
             log.warning("%s until it ends: not all ranks have closed the communicator", owner)
+            keep(memory)
         memory.clear()
         channel.close()
         _waiting.discard(threading.current_thread())
