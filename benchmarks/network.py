@@ -20,6 +20,7 @@ Markdown tables.
 import argparse
 import json
 import os
+import re
 import secrets
 import shlex
 import subprocess
@@ -52,6 +53,7 @@ UNTIMED = 50  # most calls at the start of a round: the ranks have slept, and ot
 LEAST_CALLS, MOST_CALLS = 3, 3000
 LINK_SECONDS = 0.05
 TIMEOUT = 120.0  # seconds that a round may take
+RATE = re.compile(r"(\d+\.?\d*)([gm])bit")  # as tc reads it
 
 Row = dict[str, Any]
 
@@ -175,6 +177,8 @@ def start_jobs(setup: Setup, on: list[Host], stack: ExitStack) -> dict[str, Job]
     environment = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
     if size > len(os.sched_getaffinity(0)):
         environment["RINGCOMM_OVERSUBSCRIBED"] = "1"
+    if all(setup.rates):  # as an interface would say, and veth does not
+        environment["RINGCOMM_LINK_BANDWIDTH"] = str(sum(map(gigabytes, filter(None, setup.rates))))
     jobs = {}
     for i, (name, module) in enumerate(MODULES.items()):
         start = launcher(29500 + i)
@@ -230,7 +234,18 @@ def keep(machine: Machine, new: list[Row]) -> None:
 
 
 def rates_of(text: str) -> list[str | None]:
-    return [None if rate == "0" else rate for rate in text.split(",")]
+    rates = text.split(",")
+    for rate in rates:
+        if rate != "0" and not RATE.fullmatch(rate):
+            raise argparse.ArgumentTypeError(f"expected rates such as 1gbit, 500mbit or 0, got {rate!r}")
+    return [None if rate == "0" else rate for rate in rates]
+
+
+def gigabytes(rate: str) -> float:
+    """Return the GB/s of a rate."""
+    found = RATE.fullmatch(rate)
+    assert found
+    return float(found[1]) / {"g": 8, "m": 8e3}[found[2]]
 
 
 def main() -> int:

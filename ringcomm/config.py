@@ -219,7 +219,7 @@ class Config:
         link_latency: Microseconds that the shortest message between hosts takes. Parameter of the cost model. None, the
             default: what `ringcomm tune --network` has measured between such hosts, else 20.
         link_bandwidth: GB/s of a host's link to the others. `ringcomm simulate --latency --bandwidth` shows the effect
-            of both. None, the default: as measured, else 10.
+            of both. None, the default: as measured, else (sockets) as the interfaces of the hosts say, else 10.
         host_id: Under MPI, ranks with different ids count as ranks of different hosts. All ranks must set one, or none.
             Default: None.
         host_address: Between hosts: the address at which the other hosts reach this one. Over sockets there may be

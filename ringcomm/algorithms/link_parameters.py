@@ -1,4 +1,4 @@
-"""The cost of the link between hosts, for choosing algorithms: as set, else as measured, else the default."""
+"""The cost of the link between hosts, for choosing algorithms: as set, measured, said by interfaces, or by default."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations_with_replacement
@@ -7,7 +7,7 @@ from typing import Any
 from ringcomm.algorithms.cost import CLUSTER, LinkCost
 from ringcomm.algorithms.select import AlgorithmSelector
 from ringcomm.config import Config, tuning_file
-from ringcomm.machine import tuning
+from ringcomm.machine import interfaces, tuning
 
 __all__ = ["LINKS", "flows_per_address", "link_facts", "link_parameters", "selector"]
 
@@ -17,24 +17,36 @@ DEFAULTS = (CLUSTER.inter_node.latency * 1e6, 1e-9 / CLUSTER.inter_node.byte_tim
 Facts = Mapping[str, Any]
 
 
-def link_facts() -> dict[str, Any]:
-    """Return what a rank tells the others: its kind of machine, and the links that its file has."""
+def link_facts(addresses: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what a rank tells the others: its kind of machine, the links that its file has, and its interfaces' GB/s.
+
+    The latter is that of all addresses together, None if any is unknown.
+    """
     path = tuning_file()
-    return {"machine": tuning.machine_name(), "links": tuning.links(path) if path else {}}
+    found = [interfaces.bandwidth(interfaces.interface_of(address)) for address in addresses]
+    return {
+        "machine": tuning.machine_name(),
+        "links": tuning.links(path) if path else {},
+        "bandwidth": sum(filter(None, found)) if found and all(found) else None,
+    }
 
 
 def link_parameters(config: Config, ranks: Sequence[Facts], link: str) -> Iterator[tuple[float, str]]:
     """Yield latency (µs) and bandwidth (GB/s) of a link, each with its source, given the facts of all ranks.
 
     Of the links that were measured between their kinds of machines the slowest counts. Rank 0's file holds for all, as
-    its settings do: ranks that choose different algorithms would wait for ever.
+    its settings do: ranks that choose different algorithms would wait for ever. Sockets that were not measured have the
+    bandwidth that the interfaces of the slowest host say.
     """
     found = _measured(ranks, link)
+    of_interfaces = [facts["bandwidth"] for facts in ranks if facts["bandwidth"]] if link == "sockets" else []
     for name, default, slowest in zip(tuning.LINK, DEFAULTS, (max, min), strict=True):
         if value := getattr(config, name):
             yield value, "set"
         elif found:
             yield slowest(each[name] for each in found), f"measured over {link}"
+        elif of_interfaces and name == "link_bandwidth":
+            yield min(of_interfaces), "of the interfaces"
         else:
             yield default, "default"
 

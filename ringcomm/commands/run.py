@@ -1,6 +1,7 @@
 """`ringcomm run`: start a program on several ranks of this machine, or of several."""
 
 import argparse
+from functools import partial
 
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.config import MAX_KEEPALIVE, Config, start_logging
@@ -29,6 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bind",
         choices=("core", "none"),
         help="core: each rank runs on cores of its own, an equal share; the default where there are enough",
+    )
+    parser.add_argument(
+        "--threads-per-rank",
+        type=whole(1),
+        metavar="T",
+        help="OMP_NUM_THREADS of each rank, which runs on T cores of its own where there are enough. By default a rank "
+        "has as many threads as cores of its own, and 1 where ranks outnumber the cores, unless OMP_NUM_THREADS is set",
     )
     parser.add_argument("--mpi4py", action="store_true", help="run a program for mpi4py, without MPI: docs/mpi4py.md")
     parser.add_argument(
@@ -70,9 +78,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.nnodes is None and (given := [option for option, value in placement.items() if value is not None]):
         arguments.usage_error(f"{', '.join(given)} without --nnodes, the number of nodes")
     start_logging("info" if arguments.verbose else None)
-    bind = {None: None, "core": True, "none": False}[arguments.bind]
+    start = partial(
+        launch,
+        command,
+        arguments.ranks,
+        bind={None: None, "core": True, "none": False}[arguments.bind],
+        threads=arguments.threads_per_rank,
+        mpi4py=arguments.mpi4py,
+        max_restarts=arguments.respawn,
+    )
     if arguments.nnodes in (None, 1):
-        return launch(command, arguments.ranks, bind=bind, mpi4py=arguments.mpi4py, max_restarts=arguments.respawn)
+        return start()
     if missing := [option for option, value in placement.items() if value is None]:
         arguments.usage_error(f"--nnodes {arguments.nnodes} needs {', '.join(missing)}")
     for option, value, most in (
@@ -95,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if not arguments.verbose:
         start_logging(Config().log)
-    return launch(command, arguments.ranks, options, bind, arguments.mpi4py, arguments.respawn)
+    return start(options=options)
 
 
 def _placement(arguments: argparse.Namespace) -> dict[str, object]:

@@ -36,6 +36,7 @@ def run(
     size: int,
     options: NodeOptions | None = None,
     bind: bool | None = None,
+    threads: int | None = None,
     mpi4py: bool = False,
     max_restarts: int | None = None,
 ) -> int:
@@ -43,6 +44,8 @@ def run(
 
     With `options` they are the ranks of this node; other launchers start the others on theirs. Each rank
     is bound to cores of its own if there are enough; with `bind` there have to be, and with False no rank is bound.
+    `threads` is OMP_NUM_THREADS of each, and how many cores it then has; by default ranks that outnumber the cores
+    compute on one thread each, and the others on as many as they have cores, unless the environment says otherwise.
     With `mpi4py`, `import mpi4py` gives ringcomm.mpi4py in the ranks and in the processes that they start.
     With `max_restarts`, a rank that fails, or that the others leave out, is restarted, so many times at most, and the
     others continue: they shrink and grow their communicator.
@@ -53,7 +56,8 @@ def run(
     """
     if not 1 <= size <= processes.MAX_RANKS:
         raise refuse("number of ranks", f"1 to {processes.MAX_RANKS}", size)
-    shares = _shares(size, bind)
+    shares = _shares(size, bind, threads)
+    outnumbered = topology.outnumbered(shares)
     with ExitStack() as stack:
         nodes = stack.enter_context(join_nodes(options, size)) if options else None
         command = _program(command)
@@ -66,18 +70,24 @@ def run(
                 place = replace(first, rank=first.rank + local_rank)
                 # Without PYTHONUNBUFFERED, output to a pipe is late, and lost if the rank is killed.
                 environment = {"PYTHONUNBUFFERED": "1", **place.environment()}
+                if threads:
+                    environment["OMP_NUM_THREADS"] = str(threads)
+                elif outnumbered:
+                    environment.setdefault("OMP_NUM_THREADS", "1")
                 if mpi4py:
                     _put_first(MPI4PY, environment)
                 supervisor.start(RankStart(place.rank, command, environment, cores))
             return supervisor.wait()
 
 
-def _shares(size: int, bind: bool | None) -> list[set[int]]:
+def _shares(size: int, bind: bool | None, threads: int | None) -> list[set[int]]:
     """Return the cores of each rank."""
     cores = topology.cores()
-    enough = not topology.outnumbered([cores] * size)
+    needed = size * (threads or 1)
+    enough = not topology.outnumbered([cores] * needed)
     if bind and not enough:
-        raise refuse("--bind core", f"at most as many ranks as cores ({topology.describe()})", f"{size} ranks")
+        what, got = ("ranks", f"{size} ranks") if threads is None else ("threads", f"{size} ranks of {threads} threads")
+        raise refuse("--bind core", f"at most as many {what} as cores ({topology.describe()})", got)
     if bind is False or not enough:
         log.info("%d ranks are not bound to cores (%s)", size, topology.describe())
         return [cores] * size
@@ -87,7 +97,7 @@ def _shares(size: int, bind: bool | None) -> list[set[int]]:
     if denied:  # they run all the same
         log.warning("%d ranks are not bound to cores: the system denies it (%s)", size, denied)
         return [cores] * size
-    return topology.shares(cores, size)
+    return topology.shares(cores, size, threads)
 
 
 def _put_first(folder: Path, environment: dict[str, str]) -> None:

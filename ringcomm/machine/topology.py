@@ -53,19 +53,23 @@ def outnumbered(ranks: Collection[Iterable[int]]) -> bool:
     return len(ranks) > min(all_cores, cpu_quota() or all_cores)
 
 
-def shares(available: Collection[int], ranks: int, root: Path = Path("/")) -> list[set[int]]:
+def shares(
+    available: Collection[int], ranks: int, threads: int | None = None, root: Path = Path("/")
+) -> list[set[int]]:
     """Divide cores among as many ranks or fewer: equal shares, of neighbors in a cache.
 
-    Hardware threads of one physical core go to one rank, if there is a physical core for each.
+    Hardware threads of one physical core go to one rank, if there is a physical core for each. With `threads`, a rank
+    gets so many cores of its share, physical ones if there are enough.
     """
     ordered = sorted(available, key=lambda core: (*_neighbors(root / f"sys/devices/system/cpu/cpu{core}"), core))
     physical: dict[int, list[int]] = {}
     for core in ordered:
         _, first = _neighbors(root / f"sys/devices/system/cpu/cpu{core}")
         physical.setdefault(core if first < 0 else first, []).append(core)
-    units = list(physical.values()) if len(physical) >= ranks else [[core] for core in ordered]
+    units = list(physical.values()) if len(physical) >= ranks * (threads or 1) else [[core] for core in ordered]
     bounds = [rank * len(units) // ranks for rank in range(ranks + 1)]
-    return [{core for unit in units[bounds[i] : bounds[i + 1]] for core in unit} for i in range(ranks)]
+    of_ranks = [units[bounds[rank] : bounds[rank + 1]][:threads] for rank in range(ranks)]
+    return [{core for unit in mine for core in unit} for mine in of_ranks]
 
 
 def domain(available: Collection[int], root: Path = Path("/")) -> tuple[int, int]:

@@ -242,3 +242,12 @@ def test_an_algorithm_that_needs_equal_blocks_is_not_selected_without_them():
 def test_the_selection_depends_on_the_cluster():
     slow = CLUSTER._replace(inter_node=LinkCost(1.0, 1e-10))
     assert select("all_reduce", 5, 1 << 20, 4).name != select("all_reduce", 5, 1 << 20, 4, slow).name
+
+
+def test_over_a_slow_link_ranks_keep_their_peers_where_that_costs_about_as_much():
+    gigabit, fast = (CLUSTER._replace(inter_node=LinkCost(20e-6, 1 / rate)) for rate in (0.117e9, 10e9))
+    length = 16 << 18
+    chosen = [select("all_reduce", 4, length, 4, cluster).name for cluster in (gigabit, fast)]
+    assert chosen == ["ring", "halving_doubling"]
+    short = 1 << 12  # here two rounds more are 5 % of the time
+    assert select("all_reduce", 4, short, 4, gigabit).name == "halving_doubling"

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from ringcomm.machine import topology
+
 pytestmark = pytest.mark.slow
 
 CORES = os.sched_getaffinity(0)
@@ -63,6 +65,42 @@ def test_to_bind_more_ranks_than_cores_is_refused_with_the_figures(program):
     assert (done.returncode, done.stdout) == (2, "")
     assert "--bind core: expected at most as many ranks as cores (1 by affinity, " in done.stderr
     assert done.stderr.endswith("got 2 ranks\n")
+
+
+@pytest.fixture
+def threads(tmp_path):
+    path = tmp_path / "threads.py"
+    path.write_text("import os\nprint(os.environ.get('OMP_NUM_THREADS'), len(os.sched_getaffinity(0)))\n")
+    return str(path)
+
+
+def printed(done):
+    assert done.returncode == 0, done.stderr
+    return {line.split(maxsplit=1)[1] for line in done.stdout.splitlines()}
+
+
+def test_threads_per_rank_sets_the_threads_and_as_many_cores(threads, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    [mine] = topology.shares(CORES, 1, 1)
+    assert printed(run("--threads-per-rank", "1", "-n", "1", threads)) == {f"1 {len(mine)}"}
+    more = len(CORES) + 1
+    assert printed(run("--threads-per-rank", str(more), "-n", "1", threads)) == {f"{more} {len(CORES)}"}
+
+
+def test_ranks_that_outnumber_the_cores_have_one_thread_unless_the_user_says_otherwise(threads, monkeypatch):
+    one = {min(CORES)}
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert printed(run("-n", "1", threads, on=one)) == {"None 1"}
+    assert printed(run("-n", "2", threads, on=one)) == {"1 1"}
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert printed(run("-n", "2", threads, on=one)) == {"7 1"}
+
+
+def test_to_bind_more_threads_than_cores_is_refused_with_the_figures(threads):
+    done = run("--bind", "core", "--threads-per-rank", "2", "-n", "2", threads, on={min(CORES)})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--bind core: expected at most as many threads as cores (1 by affinity, " in done.stderr
+    assert done.stderr.endswith("got 2 ranks of 2 threads\n")
 
 
 def test_the_launcher_itself_stays_where_it_was(program):

@@ -76,7 +76,20 @@ def eight(tmp_path):
     ],
 )
 def test_shares_are_neighbors_in_a_cache_and_whole_physical_cores(eight, available, ranks, expected):
-    assert topology.shares(available, ranks, eight) == expected
+    assert topology.shares(available, ranks, root=eight) == expected
+
+
+@pytest.mark.parametrize(
+    ("ranks", "threads", "expected"),
+    [
+        (2, 1, [{0, 4}, {1, 5}]),
+        (3, 1, [{0, 4}, {2, 6}, {1, 5}]),
+        (2, 2, [{0, 2, 4, 6}, {1, 3, 5, 7}]),
+        (2, 3, [{0, 4, 2}, {1, 5, 3}]),  # not six physical cores
+    ],
+)
+def test_a_share_for_threads_has_as_many_cores_physical_ones_if_there_are_enough(eight, ranks, threads, expected):
+    assert topology.shares(range(8), ranks, threads, eight) == expected
 
 
 def test_a_domain_is_the_node_and_the_cache_of_all_cores(eight):
@@ -95,4 +108,4 @@ def test_a_simulated_machine_is_filled_in_order():
 
 
 def test_shares_of_cores_of_which_nothing_is_known(tmp_path):
-    assert topology.shares({3, 5, 8}, 2, tmp_path) == [{3}, {5, 8}]
+    assert topology.shares({3, 5, 8}, 2, root=tmp_path) == [{3}, {5, 8}]

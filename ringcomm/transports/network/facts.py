@@ -25,13 +25,16 @@ OWN = ("kernels", "log", "host_id", "host_address", "ucx")  # settings of each p
 Facts = Mapping[str, Any]
 
 
-def facts_of(rank: int, config: Config) -> Facts:
-    """Return what this rank tells the others, as JSON: all but the cores is the same for the ranks of a host."""
+def facts_of(rank: int, config: Config, addresses: Sequence[str] = ()) -> Facts:
+    """Return what this rank tells the others, as JSON: all but the cores is the same for the ranks of a host.
+
+    `addresses`: those at which other hosts reach this one over sockets.
+    """
     facts = {
         "version": VERSION,
         "host": [host_id(), config.host_id],
         "cores": sorted(topology.cores()),
-        "link": link_facts(),
+        "link": link_facts(addresses),
     }
     return facts if rank else facts | {"config": asdict(config), "group_id": new_group_id()}
 

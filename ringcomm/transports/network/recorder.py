@@ -18,7 +18,7 @@ from ringcomm.algorithms.schedule import (
     even,
     record,
 )
-from ringcomm.algorithms.select import AlgorithmSelector
+from ringcomm.algorithms.select import SLOW_LINK, AlgorithmSelector
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.network.layout import HostLayout
 from ringcomm.transports.network.steps import HostCollective, Stages, Step, pipelined
@@ -29,7 +29,6 @@ __all__ = ["Counts", "Recorder", "number_of_chunks"]
 Counts = Sequence[int]
 # Chunks pay where a rank has time while its host sends. With two ranks on each of two hosts, on two cores, all_reduce
 # of 4 and 16 MiB took 6 to 10 % less time over 1 Gbit/s; over an unlimited veth, 64 MiB took up to 20 % more.
-SLOW_LINK = 1 / 0.25e9  # seconds per byte
 MESSAGE_BYTES = 256 << 10  # of a chunk, between two hosts
 
 

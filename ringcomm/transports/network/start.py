@@ -40,7 +40,8 @@ def serves(place: Place) -> bool:
 
 def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
     here = ranks_of_host(store, rank, size, config.host_id, config.start_limit)
-    mine = _facts_of_host(rank, here, config)
+    addresses = _addresses(store, config) if len(here) < size else []
+    mine = _facts_of_host(rank, here, addresses, config)
     facts = all_gather_facts(store, FACTS, rank, size, mine, config.start_limit, reads=ALL if mine else FIRST)
     if mine:
         config = JobFacts(rank, facts_by_rank(facts), config, store.members).config
@@ -49,13 +50,19 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
         return local
     with ExitStack() as failed:
         failed.callback(local.close)  # others of this host may wait for this rank there
-        transport = _connect_hosts(rank, size, SharingStore(store, size, local, here), config, local, facts)
+        transport = _connect_hosts(rank, size, SharingStore(store, size, local, here), config, addresses, local, facts)
         failed.pop_all()
     return transport
 
 
 def _connect_hosts(
-    rank: int, size: int, store: SharingStore, config: Config, local: ShmTransport, facts: Sequence[Facts]
+    rank: int,
+    size: int,
+    store: SharingStore,
+    config: Config,
+    addresses: Sequence[str],
+    local: ShmTransport,
+    facts: Sequence[Facts],
 ) -> Transport:
     """Connect the ranks of all hosts, whose first ranks have told these facts; those of this host are connected."""
     ranks = facts_by_rank(store.share(facts, config.start_limit))
@@ -64,11 +71,7 @@ def _connect_hosts(
     # Where hosts have several ranks, those of another one may wait for one of theirs until their deadline, and name it.
     longer = REPORT_TIMEOUT if len(layout.ranks) < size else 0.0
     patient = replace(config, start_timeout=config.start_limit + longer)
-    # That of the interface to the store, else the name of this host.
-    server = store.server or master_address()
-    given = config.host_address.split(",") if config.host_address else []
-    hosts = given or [local_address(server) if server else os.uname().nodename]
-    address = next((each for each in hosts if loopback(each)), hosts[0])
+    address = next((each for each in addresses if loopback(each)), addresses[0])
     found = loopback(address) if job.machines > 1 else ""
     handle = connect_ucx(rank, size, store, patient, "" if found else address)
     name = "sockets" if handle is None else "ucx"
@@ -79,14 +82,22 @@ def _connect_hosts(
     if found:
         raise unreachable(rank_in_job(store.members, rank), address, found)
     secret = ranks[0]["secret"].encode()
-    mesh = connect_mesh(layout, store, hosts, secret, config.keepalive, patient.start_limit)
+    mesh = connect_mesh(layout, store, addresses, secret, config.keepalive, patient.start_limit)
     network = SocketNetwork(mesh, ranks[0]["name"], config.keepalive, job.flows, job.selector(name), survivors)
     return job.make_transport(network, local)
 
 
-def _facts_of_host(rank: int, here: Sequence[int], config: Config) -> Facts | None:
+def _addresses(store: Store, config: Config) -> list[str]:
+    """Return the addresses of this host: as set, else that of the interface to the store, else its name."""
+    if config.host_address:
+        return config.host_address.split(",")
+    server = store.server or master_address()
+    return [local_address(server) if server else os.uname().nodename]
+
+
+def _facts_of_host(rank: int, here: Sequence[int], addresses: Sequence[str], config: Config) -> Facts | None:
     """Return what the first rank of a host tells all; the other ranks leave that to it."""
     if rank != here[0]:
         return None
     of_job = {} if rank else {"secret": secrets.token_hex(32), "name": secrets.token_hex(8)}  # of the connections
-    return {"ranks": here, **facts_of(rank, config), **of_job}
+    return {"ranks": here, **facts_of(rank, config, addresses), **of_job}

@@ -1,11 +1,7 @@
 """The link over UCX: finds libucp, chooses it where all ranks have RDMA, and connects its workers through the store."""
 
-import fcntl
 import importlib.util
-import socket
-import struct
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +9,7 @@ from ringcomm.bootstrap.start_errors import format_ranks, missing_connections, r
 from ringcomm.bootstrap.store import Store, all_gather_facts
 from ringcomm.config import Config
 from ringcomm.errors import ArgumentError, RingcommError
+from ringcomm.machine.interfaces import interface_of
 from ringcomm.native import check, ffi, lib
 
 __all__ = ["Ucx", "connect_ucx", "open_ucx"]
@@ -22,7 +19,6 @@ DEVICES = Path("/sys/class/infiniband")
 RDMA = ("rc_", "dc_", "ud_", "srd")  # how the names of its transports begin
 CHOICES, ADDRESSES = "ucx/choice", "ucx/address"  # in the store
 SLICE = 0.05  # seconds between looks at the store
-SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
 class Ucx:
@@ -65,7 +61,7 @@ def open_ucx(config: Config, address: str = "") -> Ucx:
     for library in [config.ucx] if config.ucx else [SYSTEM, *_of_wheel()]:
         try:
             found = Ucx(library, "", config.keepalive)
-            interface = "" if found.has_rdma else _interface(address)
+            interface = "" if found.has_rdma else interface_of(address)
             return Ucx(library, interface, config.keepalive) if interface else found
         except ArgumentError as error:  # it is not there, or too old
             reasons.append(str(error))
@@ -79,18 +75,6 @@ def _of_wheel() -> list[str]:
     spec = importlib.util.find_spec("libucx")
     folders = spec.submodule_search_locations if spec else None
     return [str(Path(folder, "lib", SYSTEM)) for folder in folders or []]
-
-
-def _interface(address: str) -> str:
-    """Return the interface that has an IPv4 address; "" if none has."""
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        wanted = socket.inet_aton(socket.gethostbyname(address))
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):  # it has no address
-                found = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
-                if found[20:24] == wanted:
-                    return name
-    return ""
 
 
 def has_rdma_devices() -> bool:

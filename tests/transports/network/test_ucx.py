@@ -29,11 +29,6 @@ def test_the_libucp_of_the_extra_is_found():
     assert doctor.ucx().startswith(f"{found.version} ({found.library}): ")
 
 
-def test_without_rdma_ucx_uses_the_interface_of_the_address():
-    assert ucx._interface("127.0.0.1") == "lo"
-    assert ucx._interface("192.0.2.1") == ""  # of no host
-
-
 def test_a_libucp_that_cannot_be_opened_is_named_with_the_cure(monkeypatch, tmp_path):
     (tmp_path / "libucp.so").write_bytes(b"no library")
     for library, reason in (

@@ -1,0 +1,39 @@
+"""Which interface has an address, and the bandwidth that it says."""
+
+import pytest
+
+from ringcomm.machine.interfaces import bandwidth, interface_of
+
+
+def test_the_interface_that_has_an_address():
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.1") == ""  # of no host
+    assert interface_of("no.such.host.invalid") == ""
+
+
+@pytest.fixture
+def interface(tmp_path):
+    def make(speed, *below):
+        folder = tmp_path / "sys/class/net/eth0"
+        folder.mkdir(parents=True)
+        for name in below:
+            (folder / name).symlink_to(tmp_path)
+        (folder / "speed").write_text(f"{speed}\n")
+        return bandwidth("eth0", tmp_path)
+
+    return make
+
+
+@pytest.mark.parametrize("below", ["device", "lower_eth1"])  # a card; a VLAN or a bond
+def test_the_bandwidth_of_an_interface_is_what_the_kernel_says(interface, below):
+    assert interface(1000, below) == 0.125
+
+
+@pytest.mark.parametrize(("speed", "below"), [(-1, ["device"]), (0, ["device"]), ("", ["device"]), (10000, [])])
+def test_a_virtual_interface_or_one_that_is_down_does_not_say(interface, speed, below):
+    assert interface(speed, *below) is None
+
+
+def test_no_interface_has_no_bandwidth(tmp_path):
+    assert bandwidth("", tmp_path) is None
+    assert bandwidth("eth0", tmp_path) is None
