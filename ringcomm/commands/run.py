@@ -38,6 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="OMP_NUM_THREADS of each rank, which runs on T cores of its own where there are enough. By default a rank "
         "has as many threads as cores of its own, and 1 where ranks outnumber the cores, unless OMP_NUM_THREADS is set",
     )
+    parser.add_argument(
+        "--preload",
+        type=lambda text: text.split(","),
+        default=[],
+        metavar="MODULES",
+        help="import these modules once, as in numpy,torch, and fork the ranks from that process: a start takes a part "
+        "of the time. What modules read from the environment as they are imported, they have read before the program",
+    )
     parser.add_argument("--mpi4py", action="store_true", help="run a program for mpi4py, without MPI: docs/mpi4py.md")
     parser.add_argument(
         "--respawn",
@@ -86,6 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         threads=arguments.threads_per_rank,
         mpi4py=arguments.mpi4py,
         max_restarts=arguments.respawn,
+        preload=arguments.preload,
     )
     if arguments.nnodes in (None, 1):
         return start()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from ringcomm.bootstrap.place import RANK, RESTARTS, SECRET, environment_of
 from ringcomm.launcher import processes
@@ -23,6 +23,9 @@ from ringcomm.launcher.signals import SignalSocket
 from ringcomm.machine import topology
 from ringcomm.machine.threads import starting
 
+if TYPE_CHECKING:  # --preload imports what it takes
+    from ringcomm.launcher.preload import ForkedRank, Preload
+
 __all__ = ["RankStart", "Ranks"]
 
 log = logging.getLogger("ringcomm")
@@ -31,15 +34,18 @@ IDENTITY = SECRET, RANK, RESTARTS  # variables by which a process of a rank that
 REAPER = "the process that ends the ranks"
 KILL_TIMEOUT = 1.0  # seconds for the kernel to end what was killed
 
+RankProcess: TypeAlias = "subprocess.Popen[bytes] | ForkedRank"
+
 
 @dataclass(frozen=True, slots=True)
 class RankStart:
-    """How a rank is started."""
+    """How a rank is started: by `command`, or, with `preload`, by fork from a process with these modules."""
 
     rank: int
     command: Sequence[str]
     environment: Mapping[str, str]
     cores: set[int]
+    preload: Sequence[str] = ()
 
 
 class Ranks:
@@ -48,9 +54,10 @@ class Ranks:
     def __init__(self, signals: SignalSocket, *forwarded: signal.Signals) -> None:
         """`forwarded`: the signals that are sent on to the ranks."""
         self._signals, self._forwarded = signals, forwarded
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by rank
+        self._processes: dict[int, RankProcess] = {}  # by rank
         self._starts: dict[int, RankStart] = {}
-        self._replaced: list[subprocess.Popen[bytes]] = []
+        self._replaced: list[RankProcess] = []
+        self._preload: Preload | None = None
         self._input = RankInput()
         self._reaper_ended = False
 
@@ -66,26 +73,42 @@ class Ranks:
         for process in (*self._processes.values(), *self._replaced, self._reaper):
             with process:  # closes its pipes and reaps it
                 pass
+        if self._preload:
+            self._preload.close()
         self._input.close()
 
-    def start(self, how: RankStart) -> "subprocess.Popen[bytes]":
+    def start(self, how: RankStart) -> RankProcess:
         """Start a rank; its stdout and stderr are pipes. Rank 0 reads the standard input, the others an empty one."""
         rank, cores = how.rank, how.cores
         log.info("rank %d runs on the cores %s", rank, ", ".join(map(str, sorted(cores))))
-        with starting(f"rank {rank}", START_CALLS), self._signals.mask_for_children(), _bound_to(cores):
-            process = subprocess.Popen(
-                how.command,
-                env=how.environment,
-                stdin=self._input.descriptor() if rank == 0 else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                process_group=self._reaper.pid,
-            )
+        with starting(f"rank {rank}", START_CALLS), open(os.devnull) as empty:
+            stdin = self._input.descriptor() if rank == 0 else empty.fileno()
+            process = self._forked(how, stdin) if how.preload else self._executed(how, stdin)
         if rank in self._processes:
             self._replaced.append(self._processes[rank])
         self._processes[rank], self._starts[rank] = process, how
         self._notify_reaper(process)
         return process
+
+    def _executed(self, how: RankStart, stdin: int) -> RankProcess:
+        with self._signals.mask_for_children(), _bound_to(how.cores):
+            return subprocess.Popen(
+                how.command,
+                env=how.environment,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                process_group=self.group,
+            )
+
+    def _forked(self, how: RankStart, stdin: int) -> RankProcess:
+        if self._preload is None:
+            from ringcomm.launcher.preload import Preload
+
+            # It survives forwarded signals, as the reaper does.
+            with self._signals.mask_for_children(*self._forwarded), _bound_to(how.cores):
+                self._preload = Preload(how.preload, how.command, how.environment, self.group)
+        return self._preload.fork(how.environment, how.cores, stdin, self._signals)
 
     @property
     def group(self) -> int:
@@ -177,7 +200,7 @@ class Ranks:
         self._reaper_ended |= number == signal.SIGKILL
         processes.send_signal(number, self._reaper.pid, self.running().values())
 
-    def _notify_reaper(self, process: "subprocess.Popen[bytes]") -> None:
+    def _notify_reaper(self, process: RankProcess) -> None:
         assert self._reaper.stdin is not None
         with suppress(BrokenPipeError):  # it is killed with the group at the end
             self._reaper.stdin.write(b"%d\n" % process.pid)

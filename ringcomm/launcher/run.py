@@ -39,6 +39,7 @@ def run(
     threads: int | None = None,
     mpi4py: bool = False,
     max_restarts: int | None = None,
+    preload: Sequence[str] = (),
 ) -> int:
     """Run `command` on `size` ranks: a Python file, `-m` and a module, or an executable, each with its arguments.
 
@@ -49,6 +50,7 @@ def run(
     With `mpi4py`, `import mpi4py` gives ringcomm.mpi4py in the ranks and in the processes that they start.
     With `max_restarts`, a rank that fails, or that the others leave out, is restarted, so many times at most, and the
     others continue: they shrink and grow their communicator.
+    With `preload`, one process imports these modules, and the ranks are forked from it.
 
     Returns the exit status of the rank that failed first (128 + the signal if it was killed), else 0; 1 if a node was
     lost. With `max_restarts` it is 0 if any rank has ended well. A status of 1 counts as later by CAUSE_TIMEOUT.
@@ -60,7 +62,7 @@ def run(
     outnumbered = topology.outnumbered(shares)
     with ExitStack() as stack:
         nodes = stack.enter_context(join_nodes(options, size)) if options else None
-        command = _program(command)
+        command = _program(command, preload)
         descriptors.provide_for_launcher(size)
         alone = Place(0, size, secrets.token_hex(16), secrets.token_hex(16))
         first = nodes.first if nodes else stack.enter_context(serve_one_host(alone))
@@ -76,7 +78,7 @@ def run(
                     environment.setdefault("OMP_NUM_THREADS", "1")
                 if mpi4py:
                     _put_first(MPI4PY, environment)
-                supervisor.start(RankStart(place.rank, command, environment, cores))
+                supervisor.start(RankStart(place.rank, command, environment, cores, preload))
             return supervisor.wait()
 
 
@@ -105,10 +107,12 @@ def _put_first(folder: Path, environment: dict[str, str]) -> None:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), environment.get("PYTHONPATH")]))
 
 
-def _program(command: Sequence[str]) -> list[str]:
+def _program(command: Sequence[str], preload: Sequence[str]) -> Sequence[str]:
     first = command[0]
     if first == "-m" or first.endswith(".py"):
-        return [sys.executable, *command]
+        return command if preload else [sys.executable, *command]
+    if preload:
+        raise refuse("--preload", "a Python program: a file that ends with .py, or -m and a module", repr(first))
     if shutil.which(first) is None:
         raise ArgumentError(f"{first!r} is not an executable; a Python program ends with .py, or is a module after -m")
-    return list(command)
+    return command

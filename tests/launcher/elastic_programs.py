@@ -40,6 +40,6 @@ def complete(comm):
 """
 
 
-def restarted(folder, text, respawn, *arguments, ranks=3, status=0):
+def restarted(folder, text, respawn, *arguments, ranks=3, status=0, options=()):
     """Run a program under `ringcomm run --respawn`."""
-    return run_job(folder, ranks, text, *arguments, options=("--respawn", str(respawn)), status=status)
+    return run_job(folder, ranks, text, *arguments, options=("--respawn", str(respawn), *options), status=status)
