@@ -9,16 +9,6 @@
 
 namespace ringcomm {
 
-struct Descriptor {
-    Descriptor() = default;
-    explicit Descriptor(int fd) : fd(fd) {}
-    ~Descriptor() { close(); }
-    Descriptor(const Descriptor&) = delete;
-    void close();
-
-    int fd = -1;
-};
-
 struct TransferHandle {
     explicit TransferHandle(LinkTransfer* transfer) {
         if (transfer) wait_for(*transfer);
