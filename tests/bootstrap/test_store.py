@@ -20,7 +20,8 @@ from harness.nodes import SECRET, StartClient, store_server
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MemoryShortage, PeerLost, RingcommError
 from ringcomm.bootstrap import server
 from ringcomm.bootstrap import store as store_module
-from ringcomm.bootstrap.client import Client, find_endpoint
+from ringcomm.bootstrap.client import Client
+from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.session import ALL, Contribution, Start
 from ringcomm.bootstrap.store import (

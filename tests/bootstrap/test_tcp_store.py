@@ -16,7 +16,8 @@ import harness
 from harness.failures import until
 from harness.nodes import SECRET, StartClient, store_server
 from ringcomm import ArgumentError, CollectiveTimeout, PeerLost
-from ringcomm.bootstrap.client import Client, find_endpoint
+from ringcomm.bootstrap.client import Client
+from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.session import ALL, MEMBERS
 from ringcomm.bootstrap.store import open_store
