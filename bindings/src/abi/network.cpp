@@ -120,7 +120,7 @@ int rc_network_group(rc_network* network, uint64_t number, int rank, int size, c
         }
         auto group = std::make_unique<NetworkGroup>(
             network->world,
-            NetworkMembership{
+            NetworkGroupSpec{
                 number, {members, members + size}, rank, std::move(layout), std::move(here), std::move(ancestors)},
             *tuning);
         *comm = new rc_comm{std::make_shared<CommHandle>(std::move(group))};

@@ -31,7 +31,7 @@ from ringcomm.bootstrap.wire.unix import close_descriptors
 from ringcomm.errors import RingcommError
 from ringcomm.machine import descriptors
 from ringcomm.transports.network.attempt import CONNECTING, HELLO, TAKEN, Attempt, secret_of
-from ringcomm.transports.network.layout import HostLayout
+from ringcomm.transports.network.host_layout import HostLayout
 from ringcomm.transports.network.search import RUNS, Search
 
 __all__ = ["Mesh"]

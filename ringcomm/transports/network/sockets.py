@@ -20,7 +20,7 @@ from ringcomm.errors import RingcommError
 from ringcomm.machine import descriptors
 from ringcomm.machine.threads import start_thread
 from ringcomm.native import NULL, check, ffi, lib
-from ringcomm.transports.network.layout import HostLayout
+from ringcomm.transports.network.host_layout import HostLayout
 from ringcomm.transports.network.mesh import Mesh
 from ringcomm.transports.network.search import LEFT, RUNS, SLICE
 from ringcomm.transports.network.shrink import Survivors

@@ -9,7 +9,7 @@ import pytest
 from cases.meshes import HOSTS, LOCAL, SECRET, TIMEOUT, check_connected
 from ringcomm.bootstrap.store import HashStore
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
-from ringcomm.transports.network.layout import layout_of
+from ringcomm.transports.network.host_layout import layout_of
 from ringcomm.transports.network.search import RUNS
 from ringcomm.transports.network.sockets import connect_mesh
 

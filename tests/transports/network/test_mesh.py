@@ -15,7 +15,7 @@ from ringcomm.bootstrap.wire import peers
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.bootstrap.wire.unix import close_descriptors
 from ringcomm.machine import descriptors
-from ringcomm.transports.network.layout import layout_of
+from ringcomm.transports.network.host_layout import layout_of
 from ringcomm.transports.network.mesh import Mesh
 from ringcomm.transports.network.search import RUNS
 

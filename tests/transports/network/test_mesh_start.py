@@ -23,7 +23,7 @@ from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.bootstrap.wire.tcp import local_address, split_address
 from ringcomm.machine import descriptors
 from ringcomm.native import ffi
-from ringcomm.transports.network.layout import layout_of
+from ringcomm.transports.network.host_layout import layout_of
 from ringcomm.transports.network.sockets import ADDRESSES, connect_mesh, open_link
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
