@@ -20,11 +20,7 @@ struct TransferHandle {
     // Both sides stay in step: what is canceled is still sent, from a copy, or taken out of the stream.
     virtual void release_memory() = 0;
 
-    void finish(LinkTransfer::State state) {
-        if (!transfer) return;
-        transfer->handle = nullptr;
-        std::exchange(transfer, nullptr)->state = state;
-    }
+    void finish(LinkTransfer::State state) { LinkTransfer::end(transfer, state); }
 
     LinkTransfer* transfer = nullptr;  // nullptr: the caller does not wait for it
 
