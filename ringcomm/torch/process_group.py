@@ -16,7 +16,7 @@ from ringcomm import Aborted, Communicator, MismatchError, RingcommError, Work
 from ringcomm.errors import describe_error
 from ringcomm.torch import observers, sparse
 from ringcomm.torch.coalescing import Coalescing
-from ringcomm.torch.compat import inflight, native
+from ringcomm.torch.compat import callers_in_cpp, inflight, native
 from ringcomm.torch.compat.capabilities import Capabilities, Options, has_other_backends
 from ringcomm.torch.compat.subclasses import NoMemory, tracing, unwrapped
 from ringcomm.torch.compat.untraced import untraced
@@ -44,6 +44,7 @@ def create(options: Options) -> Any:
     """Return the group, or the Backend of one, for torch's DistributedBackendOptions. All its ranks call this."""
     name, ranks = options.group_id, list(options.global_ranks_in_group)
     shared = Base is c10d.ProcessGroup and has_other_backends()
+    callers_in_cpp.serve()
     try:
         group = RingcommProcessGroup(connect(options), options)
     except RingcommError as error:

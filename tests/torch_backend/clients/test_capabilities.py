@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from test_clients import STEPS, as_on_gloo, batch, flat, model, same_as_on_gloo, train
-from torch import nn
 
 from harness import torch_world
 from ringcomm import CollectiveTimeout
@@ -139,14 +138,3 @@ def sharded_tensor():
 )
 def test_a_sharded_tensor_is_gathered():
     as_on_gloo(sharded_tensor)
-
-
-def hooked(kind):
-    net = nn.parallel.DistributedDataParallel(model())
-    net._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, kind))
-    losses = train(net, net.parameters(), [batch(dist.get_rank(), step) for step in range(STEPS)])
-    return losses, flat(net.parameters())
-
-
-def test_ddp_with_the_builtin_hook():
-    as_on_gloo(hooked, "ALLREDUCE")
