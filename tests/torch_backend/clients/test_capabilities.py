@@ -1,6 +1,9 @@
 """What torch asks of a group and of its backend, besides calls."""
 
 import gc
+import os
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
@@ -90,6 +93,22 @@ def test_the_group_names_its_backend_and_devices():
     assert sorted(devices) == sorted(c10d.Backend.backend_capability["ringcomm"]) == built
     with pytest.raises(RuntimeError, match="xpu"):
         dist.group.WORLD._get_backend(torch.device("xpu"))
+
+
+NOT_IMPORTED = """
+import torch.distributed as dist
+dist.init_process_group("ringcomm", store=dist.HashStore(), rank=0, world_size=1)
+print(dist.get_backend())
+dist.destroy_process_group()
+"""
+
+
+@torch_world.through_cpp
+def test_torch_finds_the_backend_that_no_import_has_registered(tmp_path):
+    env = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    command = [sys.executable, "-c", NOT_IMPORTED]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "ringcomm\n", done.stderr
 
 
 @torch_world.on(2)
