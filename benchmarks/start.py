@@ -26,8 +26,9 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from ringcomm import Config
-from ringcomm.bootstrap.client import find_endpoint, hello_of
+from ringcomm.bootstrap.client import hello_of
 from ringcomm.bootstrap.descriptor_exchange import HELLO, READY
+from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.place import UNIX, Place, is_between_hosts
 from ringcomm.bootstrap.server import Server, serve_one_host, serving
 from ringcomm.bootstrap.session import ALL, CONNECTED, FIRST
@@ -38,7 +39,7 @@ from ringcomm.bootstrap.wire.tcp import TcpGate, split_address
 from ringcomm.bootstrap.wire.unix import user_address
 from ringcomm.options import whole
 from ringcomm.transports.network.facts import facts_of
-from ringcomm.transports.network.mesh import ADDRESSES
+from ringcomm.transports.network.sockets import ADDRESSES
 from ringcomm.transports.network.start import FACTS
 from ringcomm.transports.network.ucx import CHOICES
 from ringcomm.version import VERSION

@@ -40,6 +40,10 @@ def collectives(size: int) -> dict[str, Callable[[int, object], Call]]:
         x = torch.zeros(count)
         return lambda: dist.all_reduce(x, group=group, async_op=True).wait()
 
+    def functional_all_reduce_and_wait(count: int, group: Any) -> Call:
+        x, name, functional = torch.zeros(count), group.group_name, torch.ops._c10d_functional
+        return lambda: functional.wait_tensor(functional.all_reduce(x, "sum", name))
+
     def all_gather_into_tensor(count: int, group: object) -> Call:
         x, out = torch.ones(max(1, count // size)), torch.empty(max(1, count // size) * size)
         return lambda: dist.all_gather_into_tensor(out, x, group=group)
@@ -48,7 +52,8 @@ def collectives(size: int) -> dict[str, Callable[[int, object], Call]]:
         x, out = torch.ones(max(1, count // size) * size), torch.empty(max(1, count // size))
         return lambda: dist.reduce_scatter_tensor(out, x, group=group)
 
-    named = all_reduce, all_reduce_async_and_wait, all_gather_into_tensor, reduce_scatter_tensor
+    all_reduces = all_reduce, all_reduce_async_and_wait, functional_all_reduce_and_wait
+    named: Any = *all_reduces, all_gather_into_tensor, reduce_scatter_tensor
     return {each.__name__: each for each in named}
 
 

@@ -55,7 +55,7 @@ enum rc_path {
 
 typedef struct rc_comm rc_comm;
 typedef struct rc_work rc_work;
-typedef struct rc_region rc_region;
+typedef struct rc_symmetric_buffer rc_symmetric_buffer;
 
 /* The settings of a world: rank 0's values hold for all ranks. */
 typedef struct {
@@ -93,7 +93,7 @@ const rc_error* rc_last_error(void);
 
 /* Called periodically while a call waits on the main thread; non-zero ends the wait with RC_INTERRUPTED. */
 void rc_set_interrupt(int (*interrupt)(void));
-/* Call in the child of a fork: the parent's communicators and regions are unusable there; freeing one does nothing. */
+/* Call in the child of a fork: the parent's communicators and buffers are unusable there; freeing one does nothing. */
 void rc_after_fork(void);
 
 /* Kernels. `level`: "portable", "avx2", "avx512", or "" for the best of this CPU. */
@@ -572,11 +572,11 @@ int rc_gpus_notify(rc_gpus* gpus, uint64_t number);
 int rc_gpus_interrupted(rc_gpus* gpus, int* interrupted);
 int rc_gpus_resume(rc_gpus* gpus); /* the failure has been handled */
 
-/* A symmetric buffer: `bytes` for each rank at `offset` (from rc_reserve of size × rc_region_bytes(bytes)). */
-uint64_t rc_region_bytes(uint64_t bytes);
-int rc_region_open(rc_comm* comm, uint64_t offset, uint64_t bytes, rc_region** region);
-void* rc_region_data(rc_region* region);
-void rc_region_free(rc_region* region);
+/* `bytes` for each rank at `offset`, from rc_reserve of size × rc_symmetric_buffer_bytes(bytes). */
+uint64_t rc_symmetric_buffer_bytes(uint64_t bytes);
+int rc_symmetric_buffer_open(rc_comm* comm, uint64_t offset, uint64_t bytes, rc_symmetric_buffer** buffer);
+void* rc_symmetric_buffer_data(rc_symmetric_buffer* buffer);
+void rc_symmetric_buffer_free(rc_symmetric_buffer* buffer);
 
 #ifdef __cplusplus
 }

@@ -8,8 +8,8 @@
 #pragma once
 
 #include "fifo.cuh"
-#include "partition.cuh"
 #include "peers.cuh"
+#include "ranges.cuh"
 #include "symmetric.cuh"
 
 namespace ringcomm::cuda {

@@ -7,7 +7,7 @@
 // epoch e once it has seen that peer start a later one.
 //
 // Failure. No wait outlasts the deadline or the host's abort. The first block of a rank that fails reports it to the
-// host in one record; all blocks end without publishing anything more, and so do the kernels after this one.
+// host in one KernelFailure; all blocks end without publishing anything more, and so do the kernels after this one.
 #pragma once
 
 #include "arena.cuh"
@@ -23,7 +23,7 @@ enum Reason : uint64_t {
 #include "ringcomm/types.def"
 };
 
-struct Record {
+struct KernelFailure {
     uint64_t call, epoch, expected, got;
     int32_t peer, channel;
     uint64_t reason;
@@ -32,8 +32,8 @@ struct Record {
 // In host memory that the device accesses.
 struct Control {
     uint64_t abort;   // written by the host
-    uint64_t failed;  // written by the device, last: `record` is complete
-    Record record;
+    uint64_t failed;  // written by the device, last: `failure` is complete
+    KernelFailure failure;
     // Written by the device. A call whose number has the bit CAPTURED may run again at any time, as part of a graph: it
     // says with its epoch that it has started, and that it has ended.
     uint64_t completed;  // the number of the last call that all blocks of this rank have ended, also by a failure
@@ -70,7 +70,7 @@ struct Args {
     Location input_location, output_location;
     const uint64_t* send_offsets;  // device memory, `ranks` + 1 elements, or null: equal blocks
     const uint64_t* recv_offsets;
-    uint64_t call;  // the host's number of this call, repeated in a record
+    uint64_t call;  // the host's number of this call, repeated in a KernelFailure
     uint64_t timeout_ns;
     int32_t rank, kernel, dtype, op, root;
     uint64_t count;  // elements of the array, or of one block
@@ -236,7 +236,7 @@ struct Call {
 
     RC_DEVICE void report(Reason reason, int peer, uint64_t expected, uint64_t got) const {
         if (!claim(args.arena.broken())) return;
-        args.control->record = {args.call, epoch, expected, got, peer, ctx.block, reason};
+        args.control->failure = {args.call, epoch, expected, got, peer, ctx.block, reason};
         store_release<SITE_END>(&args.control->failed, 1);  // to the host, so no site of its own
     }
 };

@@ -7,8 +7,8 @@
 // repeats.
 #pragma once
 
-#include "partition.cuh"
 #include "peers.cuh"
+#include "ranges.cuh"
 #include "reduce.cuh"
 
 namespace ringcomm::cuda {

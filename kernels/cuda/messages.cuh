@@ -14,7 +14,7 @@
 #pragma once
 
 #include "message_arena.cuh"
-#include "partition.cuh"
+#include "ranges.cuh"
 #include "reduce.cuh"
 
 namespace ringcomm::cuda {
@@ -165,7 +165,7 @@ struct MessageKernel {
 
     RC_DEVICE void report(Reason reason, const MessageTransfer& t, int peer, uint64_t expected, uint64_t got) const {
         if (!claim(args.arena.broken())) return;
-        args.control->record = {args.call, t.number, expected, got, peer, channel, reason};
+        args.control->failure = {args.call, t.number, expected, got, peer, channel, reason};
         store_release<SITE_END>(&args.control->failed, 1);  // to the host, so no site of its own
     }
 

@@ -5,8 +5,8 @@
 // Staging buffers of two parities: a rank that pushes for epoch e + 2 has seen this rank start e + 1, after it ended e.
 #pragma once
 
-#include "partition.cuh"
 #include "peers.cuh"
+#include "ranges.cuh"
 #include "reduce.cuh"
 #include "rms_norm.cuh"
 

@@ -14,7 +14,7 @@
 #pragma once
 
 #include "fifo.cuh"
-#include "partition.cuh"
+#include "ranges.cuh"
 #include "symmetric.cuh"
 
 namespace ringcomm::cuda {

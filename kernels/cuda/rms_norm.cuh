@@ -9,7 +9,7 @@
 #pragma once
 
 #include "call.cuh"
-#include "partition.cuh"
+#include "ranges.cuh"
 
 namespace ringcomm::cuda {
 

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "nvls.cuh"
-#include "partition.cuh"
+#include "ranges.cuh"
 #include "reduce.cuh"
 
 namespace ringcomm::cuda {

@@ -6,8 +6,8 @@
 #pragma once
 
 #include "fifo.cuh"
-#include "partition.cuh"
 #include "peers.cuh"
+#include "ranges.cuh"
 
 namespace ringcomm::cuda {
 

@@ -7,13 +7,11 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import Self
 
-from ringcomm.bootstrap.place import UNIX, Place, is_between_hosts
+from ringcomm.bootstrap.endpoint import Endpoint
+from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.session import Contribution
-from ringcomm.bootstrap.start_errors import rank_in_job
-from ringcomm.bootstrap.wire import unix
 from ringcomm.bootstrap.wire.framing import (
     ENDED,
     MESSAGE_BYTES,
@@ -26,10 +24,10 @@ from ringcomm.bootstrap.wire.framing import (
     failure_of,
     hang_up,
 )
-from ringcomm.bootstrap.wire.keepalive import KEEPALIVE, probe_now
+from ringcomm.bootstrap.wire.keepalive import probe_now
 from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost, RingcommError, encode_error
 
-__all__ = ["ANSWER_TIMEOUT", "SLICE", "Client", "Endpoint", "Meanwhile", "find_endpoint", "hello_of"]
+__all__ = ["ANSWER_TIMEOUT", "SLICE", "Client", "Meanwhile", "hello_of"]
 
 ANSWER_TIMEOUT = 5.0  # seconds for an answer, after the time of the question
 SLICE = 0.02  # seconds between two calls of `meanwhile`
@@ -58,7 +56,7 @@ class Client:
 
     def __init__(
         self,
-        endpoint: "Endpoint",
+        endpoint: Endpoint,
         session: str,
         place: Place,
         timeout: float,
@@ -244,63 +242,10 @@ class Client:
             return peer
 
 
-def hello_of(endpoint: "Endpoint", session: str, place: Place, process: str = "", watch: bool = False) -> bytes:
+def hello_of(endpoint: Endpoint, session: str, place: Place, process: str = "", watch: bool = False) -> bytes:
     """Return the first message of a member; see Client."""
     here = "" if endpoint.secret is not None else f" on {os.uname().nodename}"
     process = process or f"process {os.getpid()}{here}"
     members = "all" if place.members == range(place.size) else place.members  # else bytes grow with the square
     who = {"rank": place.rank, "size": place.size, "members": members, "process": process}
     return encode("join", session=session, watch=watch, secret=endpoint.secret, **who)
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """How to reach the server of a session, and the errors of its loss and its silence.
-
-    Attributes:
-        name: of the server, for these errors
-        connect: takes the seconds for it
-        secret: what a member sends; None: the connection has proved it
-        rank: of the server in the job; None: it is a launcher
-        suffix: of the errors
-        always_up: it has listened since the job began: where nothing does, it has ended
-        address: at which other hosts reach it, or another server of the job; "" if there is none
-        longest_pause: seconds between two attempts to connect, which grow; short beside the start of an interpreter
-    """
-
-    name: str
-    connect: Callable[[float], MessageSocket]
-    secret: str | None = None
-    rank: int | None = None
-    suffix: str = ""
-    always_up: bool = False
-    address: str = ""
-    longest_pause: float = 0.05
-
-    def lost(self, how: str) -> PeerLost:
-        return PeerLost(f"{self.name} {how}{self.suffix}", rank=self.rank)
-
-    def silent(self, seconds: float, reason: str = "") -> CollectiveTimeout:
-        why = f" ({reason})" if reason else ""
-        text = f"{self.name} did not answer within {seconds:g} s{why}{self.suffix}"
-        return CollectiveTimeout(text, rank=self.rank, got=None if self.rank is None else [self.rank])
-
-
-def find_endpoint(place: Place, keepalive: float = KEEPALIVE) -> Endpoint:
-    """Return the endpoint of the server of a job: the launcher, or rank 0 where another launcher has started it."""
-    store = place.store
-    if is_between_hosts(store):
-        from ringcomm.bootstrap.wire import tcp  # its handshake takes hashlib, and thereby OpenSSL
-
-        secret = os.fsencode(place.secret)
-        name = f"the launcher of node 0 ({store})"
-        return Endpoint(name, lambda seconds: tcp.connect(store, secret, seconds, keepalive), address=store)
-    address = unix.public_address(store.removeprefix(UNIX)) if store else unix.user_address(place.job)
-    rank = None if store else rank_in_job(place.members, 0)
-    return Endpoint(
-        name="the launcher" if store else f"rank {rank}",
-        connect=lambda seconds: unix.connect(address, seconds, MessageSocket),
-        secret=place.secret,
-        rank=rank,
-        suffix="" if store else " during startup",
-    )

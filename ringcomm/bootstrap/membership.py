@@ -20,7 +20,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ringcomm.bootstrap.client import Client, find_endpoint
+from ringcomm.bootstrap.client import Client
+from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.session import MEMBERS
 from ringcomm.errors import CollectiveTimeout

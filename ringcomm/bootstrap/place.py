@@ -133,11 +133,11 @@ def host_id(root: Path = Path("/")) -> str:
         return os.uname().nodename
 
 
-def master_address(environ: Mapping[str, str] = os.environ) -> str:
+def master_address() -> str:
     """Return where the launcher's store is served to several hosts, as address:port; "" if no launcher has said."""
-    master, store = environ.get("MASTER_ADDR"), environ.get(STORE, "")
+    master, store = os.environ.get("MASTER_ADDR"), os.environ.get(STORE, "")
     return (store if is_between_hosts(store) else "") or (
-        f"{master}:{environ.get('MASTER_PORT', '1')}" if master else ""
+        f"{master}:{os.environ.get('MASTER_PORT', '1')}" if master else ""
     )
 
 

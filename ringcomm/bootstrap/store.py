@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ringcomm.bootstrap.client import SLICE, Client, Endpoint, Meanwhile, find_endpoint
+from ringcomm.bootstrap.client import SLICE, Client, Meanwhile
+from ringcomm.bootstrap.endpoint import Endpoint, find_endpoint
 from ringcomm.bootstrap.place import Place, host_id
 from ringcomm.bootstrap.session import ALL, CONNECTED, FIRST, Contribution, Start, lists_of
 from ringcomm.bootstrap.start_errors import missing_ranks, rank_in_job

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from ringcomm.bootstrap.client import Endpoint
+from ringcomm.bootstrap.endpoint import Endpoint
 from ringcomm.bootstrap.place import UNIX, Place, host_id, is_between_hosts, master_address
 from ringcomm.bootstrap.processes import is_running, process_id
 from ringcomm.bootstrap.server import Server

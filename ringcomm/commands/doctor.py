@@ -149,6 +149,17 @@ def package(requirement: str, *names: str) -> str:
     raise RingcommError(f"not installed: pip install {requirement}")
 
 
+def torch_extension() -> str:
+    torch = package("'ringcomm[torch]'", "torch")
+    native = import_module("ringcomm.torch.compat.native")
+    if native.PYTHON_BACKENDS:
+        return f"torch {torch} needs none"
+    if native.extension():
+        return f"built for torch {torch}"
+    lacking = "a second backend in a group, and the types of errors in futures"
+    raise RingcommError(f"torch {torch} lacks {lacking}, without an extension: {native.BUILD}")
+
+
 def ucx() -> str:
     try:
         found = open_ucx(Config())
@@ -232,6 +243,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "ranks": ranks,
     "numpy": lambda: version("numpy"),
     "torch": lambda: package("'ringcomm[torch]'", "torch"),
+    "torch-c++": torch_extension,
     "mpi4py": lambda: package("'ringcomm[mpi]'", "mpi4py"),
     "ucx": ucx,
     "cupy": lambda: package("'ringcomm[cuda13]' or 'ringcomm[cuda12]'", "cupy-cuda13x", "cupy-cuda12x"),

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
-from ringcomm.bootstrap.client import Client, find_endpoint
+from ringcomm.bootstrap.client import Client
+from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.member_store import MemberStore
 from ringcomm.bootstrap.place import MAX_SIZE, Place
 from ringcomm.bootstrap.server import Server, serving

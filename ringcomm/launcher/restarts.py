@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
-from ringcomm.bootstrap.client import Client, find_endpoint
+from ringcomm.bootstrap.client import Client
+from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.membership import TOO_LATE, Member, removed
 from ringcomm.bootstrap.place import RESTARTS, Place
 from ringcomm.bootstrap.processes import is_stopped

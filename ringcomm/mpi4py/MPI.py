@@ -8,7 +8,10 @@ from ringcomm.mpi4py.base.info import *
 from ringcomm.mpi4py.base.pickling import *
 from ringcomm.mpi4py.base.unsupported import *
 from ringcomm.mpi4py.base.unsupported import _addressof, _commctx_inter, _handleof, _sizeof
+from ringcomm.mpi4py.comm.cartcomm import *
 from ringcomm.mpi4py.comm.comm import *
+from ringcomm.mpi4py.comm.distgraphcomm import *
+from ringcomm.mpi4py.comm.graphcomm import *
 from ringcomm.mpi4py.comm.intracomm import *
 from ringcomm.mpi4py.comm.topocomm import *
 from ringcomm.mpi4py.datatypes.datatype import CODES as _typedict
@@ -24,7 +27,9 @@ from ringcomm.mpi4py.groups.group import *
 from ringcomm.mpi4py.groups.topology import Compute_dims
 from ringcomm.mpi4py.ops.op import OP_NULL, Op
 from ringcomm.mpi4py.ops.predefined import *
+from ringcomm.mpi4py.requests.grequest import *
 from ringcomm.mpi4py.requests.message import *
+from ringcomm.mpi4py.requests.prequest import *
 from ringcomm.mpi4py.requests.request import *
 from ringcomm.mpi4py.requests.status import *
 

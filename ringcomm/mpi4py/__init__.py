@@ -1,24 +1,14 @@
 """mpi4py without MPI: programs that say `from mpi4py import MPI` run on ringcomm.
 
 `from ringcomm.mpi4py import MPI` is the same in the source; `ringcomm run --mpi4py` needs no edit. docs/mpi4py.md lists
-what there is. The classes of MPI, whose methods in calls/ and base/attributes.py are inherited, are in:
+what there is. Each class of MPI has the file of its name in base/, comm/, datatypes/, groups/, ops/ or requests/; its
+methods in calls/ and base/attributes.py are inherited. In other files are
 
-    base/buffer.py: buffer
     base/constants.py: BottomType, BufferAutomaticType, InPlaceType
-    base/errhandler.py: Errhandler
     base/errors.py: Exception
-    base/info.py: Info
     base/pickling.py: Pickle
     base/unsupported.py: File, Session, Win
-    comm/comm.py: Comm, Intercomm
-    comm/intracomm.py: Intracomm
-    comm/topocomm.py: Cartcomm, Distgraphcomm, Graphcomm, Topocomm
-    datatypes/datatype.py: Datatype
-    groups/group.py: Group
-    ops/op.py: Op
-    requests/message.py: Message
-    requests/request.py: Grequest, Prequest, Request
-    requests/status.py: Status
+    comm/comm.py: Intercomm
 """
 
 import sys

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from ringcomm import Communicator, MismatchError, RingcommError
+from ringcomm.errors import refuse
 from ringcomm.torch.compat import native
 from ringcomm.torch.shared import communicator_of
 
@@ -86,30 +87,45 @@ class Splitting:
     ) -> Any:
         """Make a group of some of these ranks, all of which call this; the others name ranks they are not among."""
         name = f"{self._name}:{'_'.join(map(str, new_ranks))}" if group_name is None else group_name
-        is_member = self.comm.rank in new_ranks
+        group = self._part(new_ranks, c10d.PrefixStore(f"{name}/", self._store), name)
+        if group is not None:
+            if timeout is not None:
+                group.set_timeout(timeout)
+            group.setGroupDesc(group_desc or "undefined")
+            native.register(group)
+        return group
+
+    def split(self, store: Store, ranks: Sequence[int], opts: Any) -> Any:
+        """Do the same from torch 2.14 on, for a new group around it."""
+        group = self._part(ranks, store, opts.group_name)
+        if group is None:  # where None would end the process
+            raise refuse("the ranks of split_group", "this one among them, from torch 2.14 on", list(ranks))
+        group.set_timeout(opts._timeout)
+        return group
+
+    def _part(self, ranks: Sequence[int], store: Store, name: str) -> Any:
+        """Return the group of these ranks, in this order; None on the others. Before torch 2.14 they are sorted."""
+        ranks = list(ranks)
+        is_member = self.comm.rank in ranks
         try:
-            self._compare_parts(new_ranks if is_member else [])
-            comm = self.comm.split(min(new_ranks) if is_member else None, key=self.comm.rank)
+            self._compare_parts(ranks if is_member else [])
+            color, key = (min(ranks), ranks.index(self.comm.rank)) if is_member else (None, 0)
+            comm = self.comm.split(color, key)
         except RingcommError as error:
             raise self.annotated(error)  # noqa: B904 (it is the same error)
         if comm is None:
             return None
         options = c10d._DistributedBackendOptions()
-        options.store, options.group_id = c10d.PrefixStore(f"{name}/", self._store), name
+        options.store, options.group_id = store, name
         options.group_rank, options.group_size = comm.rank, comm.size
-        options.global_ranks_in_group = [self._ranks[rank] if self._ranks else rank for rank in sorted(new_ranks)]
+        options.global_ranks_in_group = [self._ranks[rank] if self._ranks else rank for rank in ranks]
         options.timeout = timedelta(seconds=comm._transport.timeout)
         made: Any = type(self)
-        group = made(comm, options)
-        if timeout is not None:
-            group.set_timeout(timeout)
-        group.setGroupDesc(group_desc or "undefined")
-        native.register(group)
-        return group
+        return made(comm, options)
 
-    def _compare_parts(self, ranks: Sequence[int]) -> None:
+    def _compare_parts(self, ranks: list[int]) -> None:
         """Raise MismatchError on all ranks unless each of `ranks`, the part of this one, is in the same part."""
-        part = hashlib.sha256(repr(sorted(ranks)).encode()).hexdigest()
+        part = hashlib.sha256(repr(ranks).encode()).hexdigest()
         parts = [tuple(fact) for fact in self.comm._router.all_gather_facts("split", [part, len(ranks)])]
         named = Counter(parts)
         for rank, (part, size) in enumerate(parts):

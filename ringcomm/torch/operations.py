@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 
 from ringcomm import RingcommError, premul_sum, types
-from ringcomm.errors import refuse
+from ringcomm.errors import ArgumentError, refuse
 from ringcomm.torch import observers
+from ringcomm.torch.compat.native import PYTHON_BACKENDS
 from ringcomm.torch.compat.subclasses import NoMemory, Wrapper
 from ringcomm.torch.compat.wrappers import calls_of
 from ringcomm.torch.tensors import CallTensors, Tensors
@@ -91,9 +92,14 @@ def _perform(
     except Wrapper:
         return coalesced(group, *calls_of(group, method, own if opts is None else (*own, opts), DONE))
     except RingcommError as error:
+        is_single = group._coalesced is None
         with suppress(RingcommError):  # the first error is raised
             group._stop_coalescing()  # torch does not, when a call of a batch raises
-        raise group.annotated(error)  # noqa: B904 (it is the same error)
+        error = group.annotated(error)
+        # torch calls its post-hooks for calls that return, and waits for the work. Before 2.14 it has none.
+        if PYTHON_BACKENDS and is_single and not isinstance(error, ArgumentError):
+            return TorchWork.failed(group, error)
+        raise error
 
 
 def reduction(opts: Any) -> Any:

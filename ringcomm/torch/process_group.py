@@ -12,11 +12,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringcomm import Aborted, Communicator, MismatchError, RingcommError, Work
+from ringcomm import Aborted, CollectiveTimeout, Communicator, MismatchError, PeerLost, RingcommError, Work
 from ringcomm.errors import describe_error
 from ringcomm.torch import observers, sparse
 from ringcomm.torch.coalescing import Coalescing
-from ringcomm.torch.compat import inflight, native
+from ringcomm.torch.compat import callers_in_cpp, inflight, native
+from ringcomm.torch.compat.abort_hooks import AbortHooks
 from ringcomm.torch.compat.capabilities import Capabilities, Options, has_other_backends
 from ringcomm.torch.compat.subclasses import NoMemory, tracing, unwrapped
 from ringcomm.torch.compat.untraced import untraced
@@ -32,6 +33,7 @@ __all__ = ["RingcommProcessGroup", "create"]
 
 c10d: Any = dist.distributed_c10d  # torch's stubs leave out much of what it calls
 UNSET = timedelta(milliseconds=-1)  # torch leaves the timeout to the group
+BREAKING = Aborted, CollectiveTimeout, PeerLost  # errors after which a group is of no use
 
 # A group can have several Backends, each for other devices. Where none can be written in Python, a whole group can.
 Base: Any = torch._C._distributed_c10d.Backend if native.PYTHON_BACKENDS else c10d.ProcessGroup
@@ -44,6 +46,7 @@ def create(options: Options) -> Any:
     """Return the group, or the Backend of one, for torch's DistributedBackendOptions. All its ranks call this."""
     name, ranks = options.group_id, list(options.global_ranks_in_group)
     shared = Base is c10d.ProcessGroup and has_other_backends()
+    callers_in_cpp.serve()
     try:
         group = RingcommProcessGroup(connect(options), options)
     except RingcommError as error:
@@ -66,12 +69,13 @@ def annotate(error: RingcommError, name: str, ranks: list[int], rank: int) -> Ri
 
 
 @untraced
-class RingcommProcessGroup(Capabilities, Coalescing, Splitting, TensorMemory, Base):  # type: ignore[misc]  # Base is one of two classes
+class RingcommProcessGroup(AbortHooks, Capabilities, Coalescing, Splitting, TensorMemory, Base):  # type: ignore[misc]  # Base is one of two classes
     """One rank's end of a group. Ranks in calls and errors are those of the group, as everywhere in c10d."""
 
     def __init__(self, comm: Communicator, options: Options) -> None:
         Base.__init__(self, comm.rank, comm.size)
         Capabilities.__init__(self, options)
+        AbortHooks.__init__(self)
         self.comm = comm
         self._pools = {}
         self._last: Work | None = None  # of the collectives, which run in order; None once a wait has seen its end
@@ -213,6 +217,7 @@ class RingcommProcessGroup(Capabilities, Coalescing, Splitting, TensorMemory, Ba
         reason = f"{caller} ended the torch.distributed group {self._name}"
         if error:
             reason += f": {describe_error(error)}"  # with the group whose ranks it numbers
+        self._run_abort_hooks()
         # An Aborted comes from another group, and names the cause.
         self.comm.abort(error if isinstance(error, Aborted) else reason)
 
@@ -238,6 +243,8 @@ class RingcommProcessGroup(Capabilities, Coalescing, Splitting, TensorMemory, Ba
             _wrapped.discard(self)
 
     def annotated(self, error: RingcommError) -> RingcommError:
+        if isinstance(error, BREAKING):
+            self._run_abort_hooks()
         return annotate(error, self._name, self._ranks, self.comm.rank)
 
     def ended(self, work: Work) -> None:

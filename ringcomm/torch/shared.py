@@ -30,9 +30,9 @@ def shared_empty(*shape: Any, dtype: torch.dtype | None = None, group: dist.Proc
     return torch.from_numpy(memory)[: like.nbytes].view(like.dtype).view(like.shape)
 
 
-def communicator_of(group: dist.ProcessGroup | None = None) -> Communicator | None:
-    """Return the communicator that a process group uses for tensors on the CPU; None: another backend."""
-    comm = getattr(_backend_of(group, "cpu"), "comm", None)
+def communicator_of(group: dist.ProcessGroup | None = None, device: str = "cpu") -> Communicator | None:
+    """Return the communicator that a process group uses for a type of device; None: another backend."""
+    comm = getattr(_backend_of(group, device), "comm", None)
     return comm if isinstance(comm, Communicator) else None
 
 

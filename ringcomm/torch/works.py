@@ -60,7 +60,7 @@ class TorchWork(_Work):  # type: ignore[misc]  # torch's stubs leave it out
     _written = True
     _shown = False  # whether the program has seen the error
     _lock: threading.Lock  # one thread may wait while another completes the future
-    _error: Exception | None = None  # from writing back
+    _error: Exception | None = None  # of a call that failed at once, or from writing back
 
     @classmethod
     def made(
@@ -78,6 +78,14 @@ class TorchWork(_Work):  # type: ignore[misc]  # torch's stubs leave it out
             work._written, work._lock = False, threading.Lock()
         if inflight.allowed():
             work.is_registered = True
+        return work
+
+    @classmethod
+    def failed(cls, owner: WorkOwner, error: RingcommError) -> "TorchWork":
+        """Return the handle of a call that has failed."""
+        work = cls.made(owner, (), ())
+        work._error = error
+        owner.found(error)
         return work
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:

@@ -101,16 +101,16 @@ class ShmTransport(LocalTransport):
 
     def allocate(self, description: str, size: int) -> Any:
         self._compare_requests(description)
-        offset = self.run_on_all("empty", lambda: self._reserve_region(size))[0]
+        offset = self.run_on_all("empty", lambda: self._reserve_symmetric(size))[0]
         buffers: list[Any] = []
 
-        def open_region() -> None:
-            slot = ffi.new("rc_region **")
-            check(lib.rc_region_open(self.handle, offset, size, slot))
-            data = ffi.gc(lib.rc_region_data(slot[0]), lambda _: lib.rc_region_free(slot[0]))
+        def open_buffer() -> None:
+            slot = ffi.new("rc_symmetric_buffer **")
+            check(lib.rc_symmetric_buffer_open(self.handle, offset, size, slot))
+            data = ffi.gc(lib.rc_symmetric_buffer_data(slot[0]), lambda _: lib.rc_symmetric_buffer_free(slot[0]))
             buffers.append(ffi.buffer(data, size))  # keeps `data` alive, and an array over it the buffer
 
-        self.run_on_all("empty", open_region)
+        self.run_on_all("empty", open_buffer)
         return buffers[0]
 
     def shared_arrays(self) -> AbstractContextManager[None]:
@@ -123,8 +123,8 @@ class ShmTransport(LocalTransport):
     def _reserve_group(self, size: int, leads: bool) -> int | None:
         return self._reserve(lib.rc_sub_bytes(size, self.tuning), f"the arenas of a group of {size} ranks", leads)
 
-    def _reserve_region(self, size: int) -> int | None:
-        each = lib.rc_region_bytes(size) if size < 1 << 62 else size  # beyond any memory, and perhaps 64 bits
+    def _reserve_symmetric(self, size: int) -> int | None:
+        each = lib.rc_symmetric_buffer_bytes(size) if size < 1 << 62 else size  # beyond any memory, and perhaps 64 bits
         return self._reserve(
             self.size * each, f"a symmetric buffer of {size} bytes on each of {self.size} ranks", self.rank == 0
         )

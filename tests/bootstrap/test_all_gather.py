@@ -10,7 +10,8 @@ import pytest
 from harness.failures import until
 from harness.nodes import SECRET, store_server
 from ringcomm import CollectiveTimeout, Config
-from ringcomm.bootstrap.client import Client, find_endpoint
+from ringcomm.bootstrap.client import Client
+from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.store import HashStore, all_gather_facts
 from ringcomm.transports import network

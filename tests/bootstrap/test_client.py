@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ringcomm import CollectiveTimeout, PeerLost
-from ringcomm.bootstrap.client import Client, Endpoint, find_endpoint
+from ringcomm.bootstrap.client import Client
+from ringcomm.bootstrap.endpoint import Endpoint, find_endpoint
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.server import serve_one_host
 from ringcomm.bootstrap.session import Start

@@ -17,7 +17,8 @@ from harness.failures import until
 from harness.nodes import SECRET, store_server
 from ringcomm import CollectiveTimeout, PeerLost
 from ringcomm.bootstrap import client, server
-from ringcomm.bootstrap.client import Client, find_endpoint
+from ringcomm.bootstrap.client import Client
+from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.member_store import MemberStore
 from ringcomm.bootstrap.membership import TOO_LATE, Membership
 from ringcomm.bootstrap.place import Place

@@ -5,18 +5,18 @@ import os
 import re
 import socket
 import threading
-import uuid
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_store import check_works
 
 import harness
+from cases.start_stores import check_works
 from harness.failures import until
 from harness.nodes import SECRET, StartClient, store_server
 from ringcomm import ArgumentError, CollectiveTimeout, PeerLost
-from ringcomm.bootstrap.client import Client, find_endpoint
+from ringcomm.bootstrap.client import Client
+from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.session import ALL, MEMBERS
 from ringcomm.bootstrap.store import open_store
@@ -24,11 +24,6 @@ from ringcomm.bootstrap.wire import tcp
 from ringcomm.bootstrap.wire.framing import LENGTH, MESSAGE_BYTES, MessageSocket, decode, encode
 from ringcomm.bootstrap.wire.handshake import GREETING, REFUSED, client_handshake
 from ringcomm.bootstrap.wire.tcp import split_address
-
-
-@pytest.fixture
-def job():
-    return uuid.uuid4().hex
 
 
 @pytest.fixture

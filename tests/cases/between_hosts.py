@@ -31,7 +31,7 @@ from ringcomm.algorithms.replay import replay
 from ringcomm.algorithms.schedule import Lengths, even
 from ringcomm.testing import connect_threads, run_threads
 from ringcomm.transports import network
-from ringcomm.transports.network.recorder import number_of_chunks
+from ringcomm.transports.network.program_recorder import number_of_chunks
 from ringcomm.types import COLLECTIVES, PremulSum
 
 CHUNK = 1 << 10  # bytes of a chunk of what is staged between GPUs, with the fixture small_chunks

@@ -10,6 +10,7 @@ from ringcomm import RingcommError
 from ringcomm.commands import doctor
 from ringcomm.commands.cli import main
 from ringcomm.devices import emulated
+from ringcomm.torch.compat import native
 
 
 class Runtime:
@@ -68,6 +69,20 @@ def test_a_missing_package_has_its_install_command(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "CHECKS", {"mpi4py": lambda: doctor.package("'ringcomm[mpi]'", "no-such-package")})
     assert main(["doctor"]) == 0
     assert capsys.readouterr().out == "mpi4py       no  not installed: pip install 'ringcomm[mpi]'\n"
+
+
+@pytest.mark.parametrize(
+    ("python_backends", "built", "answer"),
+    [(True, None, "needs none"), (False, "a module", "built for torch"), (False, None, None)],
+)
+def test_what_torch_lacks_without_the_extension_is_named(monkeypatch, python_backends, built, answer):
+    monkeypatch.setattr(native, "PYTHON_BACKENDS", python_backends)
+    monkeypatch.setattr(native, "extension", lambda: built)
+    if answer:
+        assert answer in doctor.torch_extension()
+    else:
+        with pytest.raises(RingcommError, match=r"second backend.*types of errors.*python -m ringcomm\.torch"):
+            doctor.torch_extension()
 
 
 def test_gpus_are_listed_with_the_cuda_versions(monkeypatch):

@@ -14,6 +14,7 @@ from ringcomm.torch.compat import native
 
 # torch 2.14 calls a group through C++, and wraps its handles.
 called_directly = pytest.mark.skipif(native.PYTHON_BACKENDS, reason="torch 2.14 does not forward what this asks for")
+through_cpp = pytest.mark.skipif(not native.PYTHON_BACKENDS, reason="torch 2.14 has brought what this calls")
 
 BACKENDS = ("ringcomm", "gloo")
 

@@ -124,19 +124,19 @@ public:
     SymmetricBuffer(rc_comm* comm, int rank, int size, uint64_t count) {
         const uint64_t bytes = count * sizeof(int);
         uint64_t offset = 0;
-        if (rank == 0) DO(rc_reserve(comm, size * rc_region_bytes(bytes), &offset));
+        if (rank == 0) DO(rc_reserve(comm, size * rc_symmetric_buffer_bytes(bytes), &offset));
         DO(run(comm, RC_BROADCAST, &offset, &offset, 1, RC_UINT64));
-        DO(rc_region_open(comm, offset, bytes, &region_));
+        DO(rc_symmetric_buffer_open(comm, offset, bytes, &buffer_));
         DO(run(comm, RC_BARRIER, nullptr, nullptr, 0));  // from now on the peers can resolve it
-        data = static_cast<int*>(rc_region_data(region_));
+        data = static_cast<int*>(rc_symmetric_buffer_data(buffer_));
     }
-    ~SymmetricBuffer() { rc_region_free(region_); }
+    ~SymmetricBuffer() { rc_symmetric_buffer_free(buffer_); }
     SymmetricBuffer(const SymmetricBuffer&) = delete;
 
     int* data;
 
 private:
-    rc_region* region_;
+    rc_symmetric_buffer* buffer_;
 };
 
 inline int finish(rc_work* work, double timeout = -1) {

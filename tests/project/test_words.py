@@ -16,6 +16,9 @@ REPLACED = {
     "respawn": "restart",
     "vain": "expired",
 }
+# Terms of which the table lists several senses, or kinds.
+SHARED = {"context", "layout", "member", "record"}
+NATIVE_CLASS = r"(?m)^ *(?:class|struct) (\w+)(?: final)?(?: : [^;]*)? \{"
 NATIVE_NAME = (
     r"\b(?:class|struct|enum|enum class|void|bool|int|auto|\w+_t|[A-Z]\w+|std::[\w:<>]+)[&*]* (\w+)"
     r"(?=\(| \{| :|;| = |\{|,)"
@@ -24,9 +27,18 @@ NATIVE_MEMBER = r"\b[a-z]\w*_\b"  # its name ends with an underscore
 
 
 def test_no_term_is_defined_twice():
-    section = re.search(r"## Words\n(.*?)\n## ", (ROOT / "docs/architecture.md").read_text(), re.DOTALL)[1]
-    terms = Counter(term for row in re.findall(r"^\| ([^|]+) \|", section, re.MULTILINE) for term in row.split(", "))
+    terms = Counter(defined_terms())
     assert [term for term, count in terms.items() if count > 1] == []
+
+
+def test_a_class_that_is_called_by_a_term_of_several_senses_is_in_the_table():
+    listed = {*defined_terms(), *re.findall(r"`(\w+)`", table())}
+    unlisted = {
+        name: place
+        for place, name in (*python_classes(), *native_classes())
+        if in_words(name).split()[-1] in SHARED and listed.isdisjoint({name, in_words(name)})
+    }
+    assert unlisted == {}
 
 
 def test_names_have_no_second_word_for_a_thing():
@@ -34,6 +46,28 @@ def test_names_have_no_second_word_for_a_thing():
     assert {"Communicator", "all_reduce", "flight", "FlightRecord", "on_spin_expired", "idle_ns_"} <= set(names)
     found = {name: (place, REPLACED[word]) for name, place in names.items() for word in words(name) & set(REPLACED)}
     assert found == {}
+
+
+def table():
+    return re.search(r"## Words\n(.*?)\n## ", (ROOT / "docs/architecture.md").read_text(), re.DOTALL)[1]
+
+
+def defined_terms():
+    return [term for row in re.findall(r"^\| ([^|]+) \|", table(), re.MULTILINE) for term in row.split(", ")]
+
+
+def python_classes():
+    for module, path in MODULES.items():
+        yield from (
+            (module, node.name) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
+        )
+
+
+def native_classes():
+    """Yield those of ringcomm; the emulated driver has the words of CUDA."""
+    for source in native_sources():
+        if "emulated_cuda" not in source.parts:
+            yield from ((source, name) for name in re.findall(NATIVE_CLASS, source.read_text()))
 
 
 def python_names():
@@ -58,4 +92,8 @@ def native_names():
 
 
 def words(name):
-    return {word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)}
+    return {*in_words(name).split()}
+
+
+def in_words(name):
+    return " ".join(word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name))

@@ -9,8 +9,10 @@ using namespace ringcomm;
 static_assert(sizeof(rc_cuda_shape) == sizeof(cuda::Shape) && sizeof(rc_cuda_control) == sizeof(cuda::Control));
 static_assert(sizeof(cuda::VirtualRanks) == RC_VIRTUAL_RANKS * sizeof(cuda::Args));
 static_assert(sizeof(rc_cuda_location) == sizeof(cuda::Location));
-static_assert(offsetof(rc_cuda_control, number) == offsetof(cuda::Control, record) + offsetof(cuda::Record, call));
-static_assert(offsetof(rc_cuda_control, reason) == offsetof(cuda::Control, record) + offsetof(cuda::Record, reason));
+static_assert(offsetof(rc_cuda_control, number) ==
+              offsetof(cuda::Control, failure) + offsetof(cuda::KernelFailure, call));
+static_assert(offsetof(rc_cuda_control, reason) ==
+              offsetof(cuda::Control, failure) + offsetof(cuda::KernelFailure, reason));
 static_assert(offsetof(rc_cuda_control, completed) == offsetof(cuda::Control, completed));
 
 namespace {

@@ -2,12 +2,10 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
-#include <tuple>
 #include <utility>
 
 #include "abi/handles.h"
 #include "cuda/group.h"
-#include "cuda/segments.h"
 
 using namespace ringcomm;
 
@@ -66,13 +64,6 @@ void check_norm(const CallRecord& call, const rc_rms_norm& norm, uint64_t stage_
         if (reinterpret_cast<uint64_t>(address) % cuda::PACK)
             rejectf("%s: expected an address that is a multiple of %d, got %p", name, int(cuda::PACK), address);
     }
-}
-
-GpuOfDriver gpu_of(const char* driver, void* context, int ordinal) {
-    check_pointer("driver", driver);
-    check_pointer("context", context);
-    check_range("ordinal", ordinal, 0, INT32_MAX);
-    return {&open_driver(driver), static_cast<CUcontext>(context), ordinal};
 }
 
 }  // namespace
@@ -269,46 +260,4 @@ int rc_gpus_interrupted(rc_gpus* gpus, int* interrupted) {
 
 int rc_gpus_resume(rc_gpus* gpus) {
     return enter(gpus, [&](PeerGroup&) { gpus->group.resume(); });
-}
-
-int rc_segments_open(const char* driver, void* context, int ordinal, int by_descriptor) {
-    return guarded([&] { DeviceSegments::of_process().open(gpu_of(driver, context, ordinal), by_descriptor); });
-}
-
-int rc_virtual_allocate(const char* driver, void* context, int ordinal, uint64_t bytes, uint64_t* address) {
-    return guarded([&] {
-        check_pointer("address", address);
-        if (!bytes || bytes > MAX_BYTES) reject("bytes: expected at least 1, and at most 2^62");
-        *address = VirtualMemory::of_process().allocate(gpu_of(driver, context, ordinal), bytes);
-    });
-}
-
-int rc_virtual_descriptor(uint64_t address, int* descriptor, uint64_t* bytes) {
-    return guarded([&] {
-        check_pointer("descriptor", descriptor);
-        check_pointer("bytes", bytes);
-        std::tie(*descriptor, *bytes) = VirtualMemory::of_process().descriptor(address);
-    });
-}
-
-int rc_virtual_open(const char* driver, void* context, int ordinal, int descriptor, uint64_t bytes, uint64_t* address) {
-    return guarded([&] {
-        check_pointer("address", address);
-        *address = VirtualMemory::of_process().open(gpu_of(driver, context, ordinal), descriptor, bytes);
-    });
-}
-
-int rc_virtual_close(uint64_t address) {
-    return guarded([&] { VirtualMemory::of_process().close(address); });
-}
-
-void* rc_segment_allocate(uint64_t bytes, int ordinal) { return DeviceSegments::of_process().allocate(bytes, ordinal); }
-
-void rc_segment_free(void* segment) { DeviceSegments::of_process().free(segment); }
-
-int rc_segment_of(uint64_t address, int ordinal, rc_segment* segment) {
-    return guarded([&] {
-        check_pointer("segment", segment);
-        *segment = DeviceSegments::of_process().at(address, ordinal);
-    });
 }

@@ -6,7 +6,7 @@
 #include "abi/check.h"
 #include "abi/entry_guard.h"
 #include "core/work.h"
-#include "memory/regions.h"
+#include "memory/symmetric_buffers.h"
 #include "network/group.h"
 
 struct rc_comm {
@@ -20,9 +20,9 @@ struct rc_work {
     bool listed = false;    // while rc_start_all looks whether it was given twice
 };
 
-struct rc_region {
+struct rc_symmetric_buffer {
     std::shared_ptr<ringcomm::CommHandle> handle;
-    std::shared_ptr<ringcomm::Region> region;
+    std::shared_ptr<ringcomm::SymmetricBuffer> buffer;
 };
 
 namespace ringcomm {

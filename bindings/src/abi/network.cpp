@@ -2,35 +2,12 @@
 #include <algorithm>
 #include <cinttypes>
 
-#include "abi/handles.h"
+#include "abi/network.h"
 #include "core/collectives.h"
-#include "link/message_link.h"
-#include "link/mpi.h"
-#include "link/sockets.h"
-#include "link/ucx.h"
-#include "network/group.h"
 
 using namespace ringcomm;
 
-struct rc_network {
-    std::shared_ptr<NetworkWorld> world;
-    MessageLink* messages = nullptr;  // over MPI
-    SocketLink* sockets = nullptr;
-    const uint64_t generation = fork_generation.load();
-    // Of the first communicator, under the mutex of the world.
-    LocalRanks local{};
-    std::vector<int> processes_here{};
-};
-
-struct rc_ucx {
-    std::unique_ptr<UcxMessages> messages;
-    const std::string path, version, transports;
-    const uint64_t generation = fork_generation.load();
-};
-
 namespace {
-
-constexpr int MAX_FLOWS = 1 << 10;  // to a peer
 
 HostLayout layout_of(int rank, int size, const int* hosts) {
     std::vector<int> numbers;
@@ -72,77 +49,7 @@ LocalRanks local_ranks(rc_comm* local, const HostLayout& layout, int group_size,
     return {state, group, &entry->collectives, flight};
 }
 
-SocketLink& sockets_of(rc_network* network) {
-    check_pointer("network", network);
-    if (!network->sockets) reject("network: expected one of rc_network_open");
-    return *network->sockets;
-}
-
-UcxMessages& messages_of(rc_ucx* ucx) {
-    check_pointer("ucx", ucx);
-    if (!ucx->messages) reject("ucx: a network has it already");
-    return *ucx->messages;
-}
-
 }  // namespace
-
-int rc_network_open(int rank, int size, const int* sockets, const char* name, double idle_timeout,
-                    double resend_timeout, rc_network** network) {
-    return guarded([&] {
-        check_size(size);
-        check_rank("rank", rank, 0, size);
-        check_pointer("sockets", sockets);
-        if (sockets[rank] != -1) rejectf("sockets: expected -1 for process %d, got %d", rank, sockets[rank]);
-        check_pointer("name", name);
-        check_seconds("idle_timeout", idle_timeout);
-        check_seconds("resend_timeout", resend_timeout);
-        check_pointer("network", network);
-        const std::span each(sockets, size);
-        auto link = std::make_unique<SocketLink>(rank, size, each, name, idle_timeout, resend_timeout);
-        SocketLink* const opened = link.get();
-        *network = new rc_network{std::make_shared<NetworkWorld>(std::move(link)), nullptr, opened};
-    });
-}
-
-int rc_network_wanted(rc_network* network, int* readable, int* processes, int* flows, int* count) {
-    return guarded([&] {
-        SocketLink& sockets = sockets_of(network);
-        check_pointer("readable", readable);
-        check_pointer("processes", processes);
-        check_pointer("flows", flows);
-        check_pointer("count", count);
-        const std::lock_guard lock(network->world->mutex);
-        *count = 0;
-        for (const auto& [peer, flow] : sockets.take_wanted()) {
-            processes[*count] = peer;
-            flows[(*count)++] = flow;
-        }
-        *readable = sockets.wanted_descriptor();
-    });
-}
-
-int rc_network_connect(rc_network* network, int process, int socket, const char* failure) {
-    return guarded([&] {
-        SocketLink& sockets = sockets_of(network);
-        Descriptor connected(socket);
-        check_rank("process", process, 0, sockets.size);
-        NetworkWorld& world = *network->world;
-        const std::lock_guard lock(world.mutex);
-        if (!sockets.awaits_socket(process)) return;
-        if (socket >= 0) {
-            sockets.begin(process, std::exchange(connected.fd, -1));
-            return world.connected(process);
-        }
-        if (!failure) {
-            constexpr int MOST = 64;  // calls of progress(): what has come before may say that it has died
-            for (int i = 0; i < MOST && world.progress(); ++i) continue;
-            if (!sockets.awaits_socket(process)) return;
-            world.left(process);
-        }
-        sockets.give_up(process, failure ? failure : "closed all communicators");
-        world.progress();
-    });
-}
 
 int rc_network_fail(rc_network* network, const char* what_this_rank_cannot) {
     return guarded([&] {
@@ -150,42 +57,6 @@ int rc_network_fail(rc_network* network, const char* what_this_rank_cannot) {
         check_pointer("what_this_rank_cannot", what_this_rank_cannot);
         const std::lock_guard lock(network->world->mutex);
         network->world->fail(what_this_rank_cannot);
-    });
-}
-
-int rc_network_want_flows(rc_network* network, int count) {
-    return guarded([&] {
-        SocketLink& sockets = sockets_of(network);
-        check_range("count", count, 0, MAX_FLOWS);
-        const std::lock_guard lock(network->world->mutex);
-        sockets.want_flows(count);
-    });
-}
-
-int rc_network_add_flow(rc_network* network, int process, int socket) {
-    return guarded([&] {
-        SocketLink& sockets = sockets_of(network);
-        Descriptor connected(socket);
-        check_rank("process", process, 0, sockets.size);
-        check_range("socket", socket, 0, INT32_MAX);
-        const std::lock_guard lock(network->world->mutex);
-        sockets.add_flow(process, std::exchange(connected.fd, -1));
-    });
-}
-
-int rc_network_ended_flow(rc_network* network, int* process, int* left, char* reason, uint64_t bytes) {
-    return guarded([&] {
-        SocketLink& sockets = sockets_of(network);
-        check_pointer("process", process);
-        check_pointer("left", left);
-        check_pointer("reason", reason);
-        const std::lock_guard lock(network->world->mutex);
-        *process = -1;
-        if (const auto ended = sockets.take_ended_flow()) {
-            *process = ended->peer;
-            *left = int(ended->left);
-            snprintf(reason, bytes, "%s", ended->reason.c_str());
-        }
     });
 }
 
@@ -219,101 +90,6 @@ int rc_network_ended(rc_network* network, int process, int* ended, char* how, ui
     });
 }
 
-int rc_network_open_mpi(int rank, int size, const rc_mpi* mpi, rc_network** network) {
-    return guarded([&] {
-        check_size(size);
-        check_rank("rank", rank, 0, size);
-        check_pointer("mpi", mpi);
-        check_pointer("network", network);
-        check_range("most_tag", mpi->most_tag, 1, INT32_MAX);
-        if (mpi->handle_bytes != sizeof(int) && mpi->handle_bytes != sizeof(void*)) {
-            rejectf("handle_bytes: expected %zu or %zu, got %d", sizeof(int), sizeof(void*), mpi->handle_bytes);
-        }
-        auto link = std::make_unique<MessageLink>(rank, size, mpi_messages(*mpi));
-        MessageLink* const opened = link.get();
-        *network = new rc_network{std::make_shared<NetworkWorld>(std::move(link)), opened};
-    });
-}
-
-int rc_ucx_open(const char* library, const char* devices, double keepalive, rc_ucx** ucx) {
-    return guarded([&] {
-        check_pointer("library", library);
-        check_pointer("devices", devices);
-        check_seconds("keepalive", keepalive);
-        check_pointer("ucx", ucx);
-        auto messages = std::make_unique<UcxMessages>(library, devices, keepalive);
-        const std::string path = messages->path(), version = messages->version(), transports = messages->transports();
-        *ucx = new rc_ucx{std::move(messages), path, version, transports};
-    });
-}
-
-int rc_ucx_describe(rc_ucx* ucx, const char** path, const char** version, const char** transports) {
-    return guarded([&] {
-        check_pointer("ucx", ucx);
-        check_pointer("path", path);
-        check_pointer("version", version);
-        check_pointer("transports", transports);
-        *path = ucx->path.c_str();
-        *version = ucx->version.c_str();
-        *transports = ucx->transports.c_str();
-    });
-}
-
-int rc_ucx_address(rc_ucx* ucx, const void** address, uint64_t* bytes) {
-    return guarded([&] {
-        check_pointer("address", address);
-        check_pointer("bytes", bytes);
-        const std::span<const std::byte> found = messages_of(ucx).address();
-        *address = found.data();
-        *bytes = found.size();
-    });
-}
-
-int rc_ucx_connect(rc_ucx* ucx, int rank, int size, const void* const* addresses) {
-    return guarded([&] {
-        check_size(size);
-        check_rank("rank", rank, 0, size);
-        check_pointer("addresses", addresses);
-        UcxMessages& messages = messages_of(ucx);
-        if (messages.size()) reject("ucx: it has begun to connect");
-        messages.connect(rank, std::vector<const void*>(addresses, addresses + size));
-    });
-}
-
-int rc_ucx_await(rc_ucx* ucx, double timeout, int* connected) {
-    return guarded([&] {
-        check_seconds("timeout", timeout);
-        check_pointer("connected", connected);
-        messages_of(ucx).await_peers(deadline_of(now_ns(), timeout), connected);
-    });
-}
-
-int rc_network_open_ucx(rc_ucx* ucx, rc_network** network) {
-    return guarded([&] {
-        check_pointer("network", network);
-        UcxMessages& messages = messages_of(ucx);
-        if (!messages.size()) reject("ucx: it has not connected");
-        auto link = std::make_unique<MessageLink>(messages.rank(), messages.size(), std::move(ucx->messages));
-        *network = new rc_network{std::make_shared<NetworkWorld>(std::move(link))};
-    });
-}
-
-void rc_ucx_free(rc_ucx* ucx) {
-    if (ucx && ucx->generation == fork_generation.load()) delete ucx;
-}
-
-int rc_network_leave(rc_network* network, rc_leaving* leaving) {
-    return guarded([&] {
-        check_pointer("network", network);
-        check_pointer("leaving", leaving);
-        if (!network->messages) reject("network: expected one of rc_network_open_mpi");
-        const std::lock_guard lock(network->world->mutex);
-        network->messages->leave();
-        network->world->progress();
-        *leaving = network->messages->leaving();
-    });
-}
-
 void rc_network_free(rc_network* network) {
     if (network && network->generation == fork_generation.load()) delete network;
 }
@@ -344,7 +120,7 @@ int rc_network_group(rc_network* network, uint64_t number, int rank, int size, c
         }
         auto group = std::make_unique<NetworkGroup>(
             network->world,
-            NetworkMembership{
+            NetworkGroupSpec{
                 number, {members, members + size}, rank, std::move(layout), std::move(here), std::move(ancestors)},
             *tuning);
         *comm = new rc_comm{std::make_shared<CommHandle>(std::move(group))};

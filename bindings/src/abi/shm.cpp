@@ -183,29 +183,29 @@ int rc_regrouping_end(rc_comm* comm, uint64_t number, int status) {
     return enter(comm, [&](const EntryGuard& entry) { entry.group().flight.end(number, status); });
 }
 
-uint64_t rc_region_bytes(uint64_t bytes) { return bytes > MAX_BYTES ? 0 : region_part_bytes(bytes); }
+uint64_t rc_symmetric_buffer_bytes(uint64_t bytes) { return bytes > MAX_BYTES ? 0 : symmetric_part_bytes(bytes); }
 
-int rc_region_open(rc_comm* comm, uint64_t offset, uint64_t bytes, rc_region** region) {
+int rc_symmetric_buffer_open(rc_comm* comm, uint64_t offset, uint64_t bytes, rc_symmetric_buffer** buffer) {
     return enter(comm, [&](const EntryGuard& entry) {
         ShmGroup& inside = shared_memory(entry);
-        check_pointer("region", region);
+        check_pointer("buffer", buffer);
         if (bytes > MAX_BYTES / inside.size) rejectf("%" PRIu64 " bytes for each rank are more than any memory", bytes);
-        check_reserved(inside, offset, inside.size * region_part_bytes(bytes));
-        auto opened = std::make_shared<Region>(inside.world->file, offset, bytes, inside.rank, inside.size);
-        inside.regions.add(opened);
-        *region = new rc_region{comm->handle, std::move(opened)};
+        check_reserved(inside, offset, inside.size * symmetric_part_bytes(bytes));
+        auto opened = std::make_shared<SymmetricBuffer>(inside.world->file, offset, bytes, inside.rank, inside.size);
+        inside.symmetric_buffers.add(opened);
+        *buffer = new rc_symmetric_buffer{comm->handle, std::move(opened)};
     });
 }
 
-void* rc_region_data(rc_region* region) { return region ? region->region->data() : nullptr; }
+void* rc_symmetric_buffer_data(rc_symmetric_buffer* buffer) { return buffer ? buffer->buffer->data() : nullptr; }
 
-void rc_region_free(rc_region* region) {
-    if (!region || region->handle->forked()) return;
+void rc_symmetric_buffer_free(rc_symmetric_buffer* buffer) {
+    if (!buffer || buffer->handle->forked()) return;
     try {
-        const EntryGuard entry(*region->handle);
-        shared_memory(entry).regions.release(*region->region);
+        const EntryGuard entry(*buffer->handle);
+        shared_memory(entry).symmetric_buffers.release(*buffer->buffer);
     } catch (const Failure&) {
-        region->region->release();  // the communicator is closed, and its table with it
+        buffer->buffer->release();  // the communicator is closed, and its table with it
     }
-    delete region;
+    delete buffer;
 }

@@ -6,7 +6,8 @@ namespace ringcomm {
 DirectAccess::~DirectAccess() {
     if (!exposed_ && accessing_) op_.group.end_peer_access();
     if (!exposed_ || op_.group.await_peer_access()) return;
-    // A stopped peer may write there whenever it goes on. Regions stay mapped until every rank has released them.
+    // A stopped peer may write there whenever it goes on. Symmetric buffers stay mapped until every rank has released
+    // them.
     op_.group.world->heaps.retire(own_.target);
 }
 

@@ -92,15 +92,7 @@ bool TreePass::starts(int child) {
 template <class Ready>
 bool TreePass::soon(int r, Ready ready) {
     constexpr uint64_t MOST_NS = 100'000'000;
-    constexpr int POLLS = 8;
-    const auto poll = [&] {
-        for (int i = 0; i < POLLS; ++i) {
-            if (ready()) return true;
-            cpu_relax();
-        }
-        return false;
-    };
-    if (poll()) return true;
+    if (poll_some(ready)) return true;
     about_to_wait();
     const rc_tuning& tuning = op_.group.tuning();
     if (!waiting_) waiting_.emplace(tuning.oversubscribed ? YIELD_NS : POLLS_NS);
@@ -109,7 +101,7 @@ bool TreePass::soon(int r, Ready ready) {
     bool is_ready = false;
     while (!is_ready && waiting_->waited() < tuning.tree_wait_ns && waiting_->passed() < MOST_NS) {
         if (tuning.oversubscribed) yield_core();
-        is_ready = poll();
+        is_ready = poll_some(ready);
     }
     if (waits) waits->add(ticks() - begin, r);
     return is_ready;

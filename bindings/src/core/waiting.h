@@ -118,25 +118,28 @@ constexpr uint64_t POLLS_NS = 10'000, YIELD_NS = 1'000;  // what some polls, or 
 // How long to sleep until the next checks: at most 10 ms.
 uint64_t slice_ns(uint64_t deadline);
 
+// Asks as often as between two looks at the clock; a rank that shares its core asks no more in all.
+template <class Ready>
+bool poll_some(Ready& ready) {
+    constexpr int POLLS = 8;
+    for (int i = 0; i < POLLS; ++i) {
+        if (ready()) return true;
+        cpu_relax();
+    }
+    return false;
+}
+
 // Returns when ready() is true. `sleeper` is a Sleeper, or has such functions.
 template <class Ready, class SleeperType>
 void wait_until(Ready ready, SleeperType&& sleeper, const SpinPolicy& spin_policy, WaitChecks& checks) {
-    constexpr int POLLS = 8;  // between two looks at the clock; a rank that shares its core makes so many in all
-    const auto poll = [&] {
-        for (int i = 0; i < POLLS; ++i) {
-            if (ready()) return true;
-            cpu_relax();
-        }
-        return false;
-    };
     const auto spin = [&](uint64_t ns) {
         for (WaitClock spinning(POLLS_NS); spinning.waited() < ns && spinning.passed() < MOST_AWAKE_NS;) {
-            if (poll()) return true;
+            if (poll_some(ready)) return true;
         }
         return false;
     };
     const bool stays_awake = spin_policy.spin_ns + spin_policy.yield_ns > 0;
-    if (stays_awake && poll()) return;
+    if (stays_awake && poll_some(ready)) return;
     about_to_wait();
     if (stays_awake) {
         if (spin(spin_policy.spin_ns)) return;

@@ -87,7 +87,7 @@ public:
     }
     bool failed() const { return __atomic_load_n(&control_->failed, __ATOMIC_ACQUIRE); }
     bool aborted() const { return __atomic_load_n(&control_->abort, __ATOMIC_ACQUIRE); }
-    const cuda::Record& record() const { return control_->record; }
+    const cuda::KernelFailure& failure() const { return control_->failure; }
     void abort() { __atomic_store_n(&control_->abort, uint64_t{1}, __ATOMIC_RELEASE); }
     std::string broken_context() const;  // what has failed; empty: nothing
 

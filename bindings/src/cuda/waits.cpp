@@ -107,7 +107,7 @@ bool GpuGroup::poll_launches(PeerGroup& host) {
         if (!idle_ns_) idle_ns_ = now_ns();
     }
     // A kernel can fail before its launch has returned.
-    const uint64_t number = failed() ? control_->record.call : 0;
+    const uint64_t number = failed() ? control_->failure.call : 0;
     if (number && (number & CAPTURED || number <= launched_.load()) && !reported_.exchange(true)) return true;
     const uint64_t due = notify_.load();
     if (!due || !ended(due) || !notify_.exchange(0)) return false;

@@ -1,9 +1,7 @@
 // Connection: sends queue up, receives wait for their frames.
 #include "link/connection.h"
 
-#include <sys/socket.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cassert>
@@ -19,24 +17,7 @@ namespace ringcomm {
 
 namespace {
 
-// The longest payload that one system call moves. Sends and receives alternate in such pieces: with larger ones the
-// data leaves the caches in between, and an exchange of 16 MiB falls from 1.9 to 0.7 GB/s.
-constexpr size_t PIECE = 32 << 10;
 constexpr size_t MAX_FRAME = size_t{1} << 30;  // far more than any that this library sends
-
-constexpr uint64_t PACKET = 0;  // the tag of packets
-
-struct FrameHeader {
-    // A payload follows; it comes over a flow; the one with the number `tag` has come; that one follows after all.
-    enum Kind : uint64_t { PAYLOAD, ON_FLOW, ARRIVED, ORPHAN };
-
-    FrameHeader() = default;
-    FrameHeader(Kind kind, uint64_t tag, uint64_t bytes) : tag(tag), kind_and_bytes(kind << 62 | bytes) {}
-    uint64_t kind() const { return kind_and_bytes >> 62; }
-    uint64_t bytes() const { return kind_and_bytes & ~(uint64_t{3} << 62); }
-
-    uint64_t tag, kind_and_bytes;
-};
 
 std::string length_mismatch(uint64_t sent, uint64_t received) {
     return format("sent %" PRIu64 " bytes to a receive of %" PRIu64, sent, received);
@@ -44,32 +25,8 @@ std::string length_mismatch(uint64_t sent, uint64_t received) {
 
 }  // namespace
 
-void Descriptor::close() {
-    if (fd >= 0) ::close(fd);
-    fd = -1;
-}
-
-struct Connection::Send final : TransferHandle {
-    Send(FrameHeader header, const std::byte* data, size_t bytes, LinkTransfer* transfer)
-        : TransferHandle(transfer), header(header), next(data), left(bytes) {}
-
-    void release_memory() override {
-        copy = std::make_unique_for_overwrite<std::byte[]>(left);
-        std::copy_n(next, left, copy.get());
-        next = copy.get();
-    }
-
-    FrameHeader header;
-    size_t header_sent = 0;
-    const std::byte* next;
-    size_t left;
-    std::unique_ptr<std::byte[]> copy;
-};
-
 Connection::Connection(int rank, int fd, std::vector<Connection*>& lost)
     : Descriptor(fd), rank(rank), awaits_socket_(fd < 0), lost_(lost) {}
-
-Connection::~Connection() = default;
 
 void Connection::begin(int socket) {
     fd = socket;
@@ -84,37 +41,34 @@ Connection::Waiting::iterator Connection::find(uint64_t tag) {
 // --- Transfers -------------------------------------------------------------------------------------------------------
 
 void Connection::send(uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer& transfer) {
-    assert(tag != PACKET);
+    assert(tag != FrameHeader::PACKET);
     transfer.state = can_send() ? LinkTransfer::ACTIVE : LinkTransfer::FAILED;
     if (transfer.ended()) return;
-    const bool first = !has_queued();
+    const bool first = sends_.empty();
     if (flows_.can_carry(bytes)) {
         flows_.send(data, bytes, transfer);
-        transfers_.emplace_back(FrameHeader{FrameHeader::ON_FLOW, tag, bytes}, nullptr, 0, nullptr);
+        sends_.add_transfer({FrameHeader::ON_FLOW, tag, bytes});
     } else {
-        transfers_.emplace_back(FrameHeader{FrameHeader::PAYLOAD, tag, bytes}, data, bytes, &transfer);
-        queued_ += bytes;
+        sends_.add_transfer({FrameHeader::PAYLOAD, tag, bytes}, {data, bytes}, &transfer);
     }
     if (first) write();
 }
 
 void Connection::send_packet(std::span<const std::byte> packet) {
     if (!can_send()) return;
-    const bool first = !begun_ && packets_.empty();
-    const FrameHeader header(FrameHeader::PAYLOAD, PACKET, packet.size());
-    packets_.emplace_back(header, packet.data(), packet.size(), nullptr);
-    queued_ += packet.size();
+    const bool first = sends_.packet_would_be_next();
+    sends_.add_packet({FrameHeader::PAYLOAD, FrameHeader::PACKET, packet.size()}, packet);
     if (first) write();
-    if (!packets_.empty()) packets_.back().release_memory();
+    sends_.copy_last_packet();
 }
 
 void Connection::receive(uint64_t tag, std::byte* data, size_t bytes, LinkTransfer& transfer) {
-    assert(tag != PACKET);
-    const auto end_at_once = [&](LinkTransfer::State state) { transfer.state = state; };
+    assert(tag != FrameHeader::PACKET);
     const auto found = find(tag);
     if (found == waiting_.end() || found->second->kind == Receive::POSTED) {
-        if (!(open() || awaits_socket_) || dropped_.contains(tag)) return end_at_once(LinkTransfer::FAILED);
-        transfer.state = LinkTransfer::ACTIVE;
+        const bool may_come = (open() || awaits_socket_) && !dropped_.contains(tag);
+        transfer.state = may_come ? LinkTransfer::ACTIVE : LinkTransfer::FAILED;
+        if (!may_come) return;
         waiting_.emplace(tag, std::make_shared<Receive>(&transfer, data, bytes));
         ++awaited_;
         return;
@@ -123,12 +77,12 @@ void Connection::receive(uint64_t tag, std::byte* data, size_t bytes, LinkTransf
     waiting_.erase(found);
     early_ -= frame->cost();
     if (frame->bytes != bytes) {
-        end_at_once(LinkTransfer::FAILED);
+        transfer.state = LinkTransfer::FAILED;
         return lose(length_mismatch(frame->bytes, bytes));
     }
     std::copy_n(frame->memory.get(), frame->arrived, data);
-    if (frame->missing() == 0) return end_at_once(LinkTransfer::DONE);
-    transfer.state = LinkTransfer::ACTIVE;
+    transfer.state = frame->missing() ? LinkTransfer::ACTIVE : LinkTransfer::DONE;
+    if (transfer.ended()) return;
     frame->kind = Receive::POSTED;
     frame->target = data;
     frame->memory.reset();
@@ -160,46 +114,11 @@ void Connection::drop(uint64_t tag) {
 
 // --- Frames ----------------------------------------------------------------------------------------------------------
 
-std::deque<Connection::Send>* Connection::next_queue() {
-    if (begun_) return begun_;
-    std::deque<Send>& queue = packets_.empty() ? transfers_ : packets_;
-    return queue.empty() ? nullptr : &queue;
-}
-
-// Sends up to a piece, and all packets; returns whether anything moved.
 bool Connection::write() {
     if (!open()) return false;
-    size_t moved = 0;
-    while (std::deque<Send>* const queue = moved < PIECE || !packets_.empty() ? next_queue() : nullptr) {
-        Send& frame = queue->front();
-        const size_t head = sizeof frame.header - frame.header_sent, piece = std::min(frame.left, PIECE);
-        iovec parts[]{{reinterpret_cast<std::byte*>(&frame.header) + frame.header_sent, head},
-                      {const_cast<std::byte*>(frame.next), piece}};
-        msghdr message{};
-        message.msg_iov = parts;
-        message.msg_iovlen = 2;
-        const ssize_t sent = sendmsg(fd, &message, MSG_NOSIGNAL);
-        if (sent < 0 && errno == EINTR) continue;
-        if (sent < 0 && errno == EAGAIN) break;
-        if (sent < 0) {
-            write_failed(errno);
-            return true;
-        }
-        moved += sent;
-        const size_t of_header = std::min<size_t>(sent, head), of_payload = sent - of_header;
-        begun_ = queue;
-        frame.header_sent += of_header;
-        frame.next += of_payload;
-        frame.left -= of_payload;
-        queued_ -= of_payload;
-        if (of_header < head || of_payload < piece) break;  // there is no more room
-        if (frame.left == 0) {
-            frame.finish(LinkTransfer::DONE);
-            queue->pop_front();
-            begun_ = nullptr;
-        }
-    }
-    return moved > 0;
+    const auto [moved, code] = sends_.write(fd);
+    if (code) write_failed(code);
+    return moved;
 }
 
 // Takes up to a piece; returns whether anything moved.
@@ -251,14 +170,14 @@ bool Connection::parse(LinkEvents& events) {
             if (held_ - taken < sizeof header) break;
             std::memcpy(&header, read_ahead_ + taken, sizeof header);
             taken += sizeof header;
-            if (header.tag == PACKET &&
+            if (header.tag == FrameHeader::PACKET &&
                 header.kind_and_bytes <= std::min(Link::MAX_PACKET, held_ - taken)) {  // all of it is here
                 const std::span packet(read_ahead_ + taken, header.bytes());
                 taken += header.bytes();
                 events.packet_arrived(rank, packet);
             } else if (header.kind() == FrameHeader::ARRIVED) {
                 flows_.acknowledged(header.tag);
-            } else if (header.kind() == FrameHeader::ON_FLOW && header.tag != PACKET) {
+            } else if (header.kind() == FrameHeader::ON_FLOW && header.tag != FrameHeader::PACKET) {
                 begin_payload(header.tag, header.bytes());
                 if (current_) flows_.expect(std::exchange(current_, nullptr));
             } else if (header.kind() == FrameHeader::ORPHAN && flows_.announced(header.tag)) {
@@ -275,7 +194,7 @@ bool Connection::parse(LinkEvents& events) {
 }
 
 void Connection::begin_payload(uint64_t tag, uint64_t bytes) {
-    const bool packet = tag == PACKET;
+    const bool packet = tag == FrameHeader::PACKET;
     const auto found = packet ? waiting_.end() : find(tag);
     if (found != waiting_.end() && found->second->kind == Receive::POSTED) {
         if (found->second->bytes != bytes) return lose(length_mismatch(bytes, found->second->bytes));
@@ -331,17 +250,15 @@ bool Connection::read_flow(size_t flow) {
 
 void Connection::acknowledge(uint64_t number) {
     if (!can_send()) return;
-    const bool first = !begun_ && packets_.empty();
-    packets_.emplace_back(FrameHeader{FrameHeader::ARRIVED, number, 0}, nullptr, 0, nullptr);
+    const bool first = sends_.packet_would_be_next();
+    sends_.add_packet({FrameHeader::ARRIVED, number, 0});
     if (first) write();
 }
 
 void Connection::carry_orphans() {
     for (Flows::Orphan& orphan : flows_.take_orphans()) {
-        const FrameHeader header(FrameHeader::ORPHAN, orphan.number, orphan.bytes);
-        Send& frame = transfers_.emplace_back(header, orphan.data, orphan.bytes, orphan.transfer);
-        frame.copy = std::move(orphan.copy);
-        queued_ += orphan.bytes;
+        sends_.add_transfer({FrameHeader::ORPHAN, orphan.number, orphan.bytes}, {orphan.data, orphan.bytes},
+                            orphan.transfer, std::move(orphan.copy));
     }
 }
 
@@ -356,12 +273,8 @@ void Connection::begin_orphan(uint64_t number, uint64_t bytes) {
 }
 
 void Connection::fail_sends() {
-    for (Send& frame : transfers_) frame.finish(LinkTransfer::FAILED);
+    sends_.fail();
     flows_.fail_sends();
-    transfers_.clear();
-    packets_.clear();
-    begun_ = nullptr;
-    queued_ = 0;
 }
 
 void Connection::lose(const std::string& reason) {

@@ -1,13 +1,11 @@
 // One end of the connection to a peer of a SocketLink: frames over a nonblocking socket. What is sent or received
 // before there is one waits for it.
 //
-// A frame is a header and its payload: a transfer, or a packet. Packets go before transfers that have not begun: one of
-// them may ask the peer for data that could come meanwhile. Payloads go from the caller's memory into that of the
+// A frame is a header and its payload: a transfer, or a packet. Payloads go from the caller's memory into that of the
 // receive. What comes before its receive is kept in memory of the connection: one tag never blocks the others. Where
 // the pair has flows, large payloads go there.
 #pragma once
 
-#include <deque>
 #include <map>
 #include <memory>
 #include <set>
@@ -15,6 +13,7 @@
 #include <vector>
 
 #include "link/flows.h"
+#include "link/send_queue.h"
 
 namespace ringcomm {
 
@@ -22,7 +21,6 @@ class Connection : public Descriptor {
 public:
     // Owns `fd`; -1: begin() gives it one. Adds itself to `lost` once it is.
     Connection(int rank, int fd, std::vector<Connection*>& lost);
-    ~Connection();
 
     const int rank;  // of the peer
 
@@ -31,11 +29,11 @@ public:
     void begin(int socket);
     // Of a send, or why the peer is lost.
     const std::string& failure() const { return failure_; }
-    size_t queued_bytes() const { return queued_; }  // of payload, without those on flows
-    bool has_queued() const { return has_queued_packets() || !transfers_.empty(); }
+    size_t queued_bytes() const { return sends_.bytes(); }  // of payload, without those on flows
+    bool has_queued() const { return !sends_.empty(); }
     Flows& flows() { return flows_; }
     const Flows& flows() const { return flows_; }
-    bool has_queued_packets() const { return !packets_.empty(); }
+    bool has_queued_packets() const { return sends_.has_packets(); }
     bool awaits_frames() const { return awaited_ > 0; }
     bool awaits_anything() const { return awaits_frames() || flows_.has_unacknowledged(); }
     // So much has come before its receives that the peer has to wait for some of them. What it has sent before it ended
@@ -67,12 +65,10 @@ private:
     // A small frame takes one system call, a large one copies at most this.
     static constexpr size_t READ_AHEAD = 8 << 10;
 
-    struct Send;
     using Waiting = std::multimap<uint64_t, std::shared_ptr<Receive>>;
 
     Waiting::iterator find(uint64_t tag);
     bool can_send() const { return (open() || awaits_socket_) && failure_.empty(); }
-    std::deque<Send>* next_queue();
     // How write() and read() end, by errno; 0: the peer has closed (socket_liveness.cpp).
     void write_failed(int code);
     void read_ended(int code);
@@ -89,9 +85,7 @@ private:
     std::vector<Connection*>& lost_;
     std::string failure_;
 
-    std::deque<Send> packets_, transfers_;  // their elements stay where they are
-    std::deque<Send>* begun_ = nullptr;     // the rest of its first frame comes next
-    size_t queued_ = 0;
+    SendQueue sends_;
 
     Waiting waiting_;     // in the order of the calls and of the frames: per tag, either receives or frames
     size_t awaited_ = 0;  // receives whose frame has not arrived

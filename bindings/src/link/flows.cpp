@@ -10,13 +10,13 @@
 #include <cstring>
 
 #include "core/waiting.h"
+#include "link/frame.h"
 #include "link/silence.h"
 
 namespace ringcomm {
 
 namespace {
 
-constexpr size_t PIECE = 32 << 10;  // see connection.cpp
 // The payloads that one flow has at once. More keep a fast link busy; fewer leave less to wait for at the end, where
 // one flow is slower than the others.
 constexpr int MOST_ON_FLOW = 4;

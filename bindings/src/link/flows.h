@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "link/descriptor.h"
 #include "link/transfer_handle.h"
 
 namespace ringcomm {

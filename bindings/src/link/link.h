@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 
 namespace ringcomm {
 
@@ -19,6 +20,12 @@ struct LinkTransfer {
     void* handle = nullptr;  // the link's own
 
     bool ended() const { return state != ACTIVE; }
+    // Ends a transfer, if it is waited for; from then on nobody waits for it.
+    static void end(LinkTransfer*& waiting, State state) {
+        if (!waiting) return;
+        waiting->handle = nullptr;
+        std::exchange(waiting, nullptr)->state = state;
+    }
 };
 
 // What a link reports from within progress().

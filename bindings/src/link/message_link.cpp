@@ -30,11 +30,7 @@ struct MessageLink::Operation {
     uint64_t request = 0;
     bool canceled = false;
 
-    void finish(LinkTransfer::State state) {
-        if (!transfer) return;
-        transfer->handle = nullptr;
-        std::exchange(transfer, nullptr)->state = state;
-    }
+    void finish(LinkTransfer::State state) { LinkTransfer::end(transfer, state); }
 };
 
 // Before each packet. Without one, the peer has left.

@@ -72,8 +72,6 @@ SocketLink::SocketLink(int rank, int size, std::span<const int> sockets, const s
     if (epoll_.fd < 0) throw_errno("epoll_create1");
     wake_up_.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (wake_up_.fd < 0) throw_errno("eventfd");
-    wanted_event_.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (wanted_event_.fd < 0) throw_errno("eventfd");
     for (const Peer& peer : peers_) {
         if (peer.open()) configure(peer.fd, {peer.rank});
     }
@@ -196,33 +194,18 @@ bool SocketLink::awaits_socket(int peer) const { return peers_[peer].awaits_sock
 
 void SocketLink::connect(int peer) {
     if (!peers_[peer].awaits_socket() || std::exchange(peers_[peer].wanted, true)) return;
-    want({peer, 0});
-}
-
-void SocketLink::want(Wanted connection) {
-    wanted_.push_back(connection);
-    eventfd_write(wanted_event_.fd, 1);
+    requests_.want({peer, 0});
 }
 
 // Both ends of a transfer come here; the higher rank connects.
 void SocketLink::want_flows(Peer& peer, size_t bytes) {
     if (bytes < Flows::LEAST_BYTES || rank < peer.rank || !peer.open()) return;
-    while (peer.wanted_flows < flows_) want({peer.rank, ++peer.wanted_flows});
+    while (peer.wanted_flows < flows_) requests_.want({peer.rank, ++peer.wanted_flows});
 }
 
 bool SocketLink::connecting() const {
     const auto waits = [](const Peer& peer) { return peer.awaits_socket() && peer.has_queued(); };
     return std::any_of(peers_.begin(), peers_.end(), waits);
-}
-
-std::vector<SocketLink::Wanted> SocketLink::take_wanted() {
-    eventfd_t events;
-    eventfd_read(wanted_event_.fd, &events);
-    const size_t number = std::min(wanted_.size(), size_t(size));
-    std::vector<Wanted> taken(wanted_.begin(), wanted_.begin() + number);
-    wanted_.erase(wanted_.begin(), wanted_.begin() + number);
-    if (!wanted_.empty()) eventfd_write(wanted_event_.fd, 1);
-    return taken;
 }
 
 void SocketLink::begin(int number, int socket) {
@@ -247,13 +230,6 @@ void SocketLink::add_flow(int number, int socket) {
     most_flows_ = std::max(most_flows_, peer.flows().size());
 }
 
-std::optional<SocketLink::EndedFlow> SocketLink::take_ended_flow() {
-    if (ended_flows_.empty()) return {};
-    const EndedFlow ended = ended_flows_.front();
-    ended_flows_.pop_front();
-    return ended;
-}
-
 void SocketLink::give_up(int peer, const std::string& reason) { peers_[peer].lose(reason); }
 
 void SocketLink::after_fork() {
@@ -264,7 +240,7 @@ void SocketLink::after_fork() {
     epoll_.close();
     wake_up_.close();
     host_.close();
-    wanted_event_.close();
+    requests_.close();
 }
 
 bool SocketLink::flushed() const {
@@ -302,8 +278,7 @@ bool SocketLink::poll(LinkEvents& events) {
 // At the second look: if the peer itself has ended, that is known by then.
 void SocketLink::report_ended_flows(Peer& peer) {
     for (const std::string& reason : std::exchange(peer.ended_flows, peer.flows().take_ended())) {
-        ended_flows_.push_back({peer.rank, peer.flows().open(), reason});
-        eventfd_write(wanted_event_.fd, 1);
+        requests_.flow_ended({peer.rank, peer.flows().open(), reason});
     }
 }
 

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "link/connection.h"
+#include "link/connection_requests.h"
 #include "link/wake_up.h"
 
 namespace ringcomm {
@@ -41,26 +41,15 @@ public:
     bool flushed() const override;
     void after_fork() override;
 
-    // Connections are made elsewhere. take_wanted() returns those that are wanted since the last call, at most as many
-    // as there are peers; the descriptor is readable when there are some, or a flow has ended. Of a peer that is
-    // neither connected nor lost, begin() takes the socket, or give_up() loses it.
-    struct Wanted {
-        int peer, flow;  // 0: none of the flows, but the connection of the pair
-    };
-    std::vector<Wanted> take_wanted();
-    int wanted_descriptor() const { return wanted_event_.fd; }
+    // Connections are made elsewhere, by whoever looks at these. Of a peer that is neither connected nor lost, begin()
+    // takes the socket, or give_up() loses it.
+    ConnectionRequests& requests() { return requests_; }
     bool awaits_socket(int peer) const;
     void begin(int peer, int socket);
     void give_up(int peer, const std::string& reason);
     // So many flows are wanted to each peer that sends or gets large data.
     void want_flows(int count) { flows_ = std::max(flows_, count); }
-    struct EndedFlow {
-        int peer;
-        size_t left;
-        std::string reason;
-    };
     void add_flow(int peer, int socket);  // owns it
-    std::optional<EndedFlow> take_ended_flow();
 
 private:
     using Clock = std::chrono::steady_clock;
@@ -82,7 +71,6 @@ private:
     bool write_flows(Peer& peer);
     bool read(Peer& peer, LinkEvents& events);
     bool poll(LinkEvents& events);
-    void want(Wanted connection);
     void want_flows(Peer& peer, size_t bytes);
     void report_ended_flows(Peer& peer);
     void watch(Peer& peer);
@@ -90,12 +78,10 @@ private:
     const double idle_timeout_, resend_timeout_;
     std::vector<Connection*> lost_;  // not yet reported
     std::deque<Peer> peers_;
-    Descriptor epoll_;            // every socket; for what its connection can do
-    Descriptor wake_up_;          // readable after wake()
-    WakeUp host_;                 // after wake_peer() of others
-    Descriptor wanted_event_;     // readable while wanted_ or ended_flows_ has any
-    std::vector<Wanted> wanted_;  // to be connected
-    std::deque<EndedFlow> ended_flows_;
+    Descriptor epoll_;    // every socket; for what its connection can do
+    Descriptor wake_up_;  // readable after wake()
+    WakeUp host_;         // after wake_peer() of others
+    ConnectionRequests requests_;
     int flows_ = 0;              // wanted to each peer
     size_t most_flows_ = 0;      // of a peer
     std::vector<Peer*> active_;  // with something to send or to receive, and maybe some that had

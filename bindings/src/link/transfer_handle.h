@@ -9,16 +9,6 @@
 
 namespace ringcomm {
 
-struct Descriptor {
-    Descriptor() = default;
-    explicit Descriptor(int fd) : fd(fd) {}
-    ~Descriptor() { close(); }
-    Descriptor(const Descriptor&) = delete;
-    void close();
-
-    int fd = -1;
-};
-
 struct TransferHandle {
     explicit TransferHandle(LinkTransfer* transfer) {
         if (transfer) wait_for(*transfer);
@@ -30,11 +20,7 @@ struct TransferHandle {
     // Both sides stay in step: what is canceled is still sent, from a copy, or taken out of the stream.
     virtual void release_memory() = 0;
 
-    void finish(LinkTransfer::State state) {
-        if (!transfer) return;
-        transfer->handle = nullptr;
-        std::exchange(transfer, nullptr)->state = state;
-    }
+    void finish(LinkTransfer::State state) { LinkTransfer::end(transfer, state); }
 
     LinkTransfer* transfer = nullptr;  // nullptr: the caller does not wait for it
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "link/connection.h"
+#include "link/descriptor.h"
 
 namespace ringcomm {
 

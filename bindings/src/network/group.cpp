@@ -19,14 +19,14 @@ size_t HostLayout::largest() const {
     return most;
 }
 
-NetworkGroup::NetworkGroup(std::shared_ptr<NetworkWorld> given, NetworkMembership membership, const rc_tuning& tuning)
-    : PeerGroup(membership.rank, int(membership.members.size()), tuning, *membership.local.flight, given->drains),
+NetworkGroup::NetworkGroup(std::shared_ptr<NetworkWorld> given, NetworkGroupSpec spec, const rc_tuning& tuning)
+    : PeerGroup(spec.rank, int(spec.members.size()), tuning, *spec.local.flight, given->drains),
       world(std::move(given)),
-      layout(std::move(membership.layout)),
-      local(std::move(membership.local)),
-      number_(membership.number),
-      members_(std::move(membership.members)),
-      ancestors_(std::move(membership.ancestors)),
+      layout(std::move(spec.layout)),
+      local(std::move(spec.local)),
+      number_(spec.number),
+      members_(std::move(spec.members)),
+      ancestors_(std::move(spec.ancestors)),
       failure_(std::make_shared<FailureState>(size, layout.ranks[layout.host], this)),
       left_after_(new std::atomic<uint64_t>[size]),
       messages_(size),

@@ -56,7 +56,7 @@ struct FailureState {
 // Of a group: UCX's tags have room for no more.
 constexpr int NUMBER_BITS = 43;
 
-struct NetworkMembership {
+struct NetworkGroupSpec {
     uint64_t number;           // of the group, the same on all ranks
     std::vector<int> members;  // the process on the link of each rank
     int rank;
@@ -67,7 +67,7 @@ struct NetworkMembership {
 
 class NetworkGroup final : public PeerGroup, PacketHandler {
 public:
-    NetworkGroup(std::shared_ptr<NetworkWorld> world, NetworkMembership membership, const rc_tuning& tuning);
+    NetworkGroup(std::shared_ptr<NetworkWorld> world, NetworkGroupSpec spec, const rc_tuning& tuning);
     ~NetworkGroup();
 
     const std::shared_ptr<NetworkWorld> world;

@@ -69,27 +69,27 @@ void GpuTransfers::free_kept() {
 }
 
 void GpuTransfers::check_kernels() {
-    const cuda::Record record = gpus_->record();
+    const cuda::KernelFailure failure = gpus_->failure();
     gpus_->abort();
-    const auto& launched = launched_[record.call % cuda::MAX_LAUNCHES];
+    const auto& launched = launched_[failure.call % cuda::MAX_LAUNCHES];
     const auto found = std::find_if(launched.begin(), launched.end(), [&](const Launched& each) {
-        return each.number == record.epoch && (sends(each.transfer.kind) || each.peer == record.peer);
+        return each.number == failure.epoch && (sends(each.transfer.kind) || each.peer == failure.peer);
     });
     const Request request(found->transfer);
     const std::string call = request.describe_call();
     const double seconds = engine_.timeout(Request(launched.front().transfer));
-    if (record.reason == cuda::MISMATCH) {
+    if (failure.reason == cuda::MISMATCH) {
         throw Failure(RC_SYSTEM,
                       format("rank %d found a different message where it expected %s on ", group_.rank, call.c_str()) +
                           gpus_->device,
                       group_.rank);
     }
-    const char* const why = record.reason == cuda::NO_SLOT ? "has not read an earlier message of this rank"
-                                                           : "has not reached the send on its stream";
+    const char* const why = failure.reason == cuda::NO_SLOT ? "has not read an earlier message of this rank"
+                                                            : "has not reached the send on its stream";
     throw Failure(RC_TIMEOUT,
                   format("rank %d waited %.3g s for ", group_.rank, seconds) + call + " on " + gpus_->device +
-                      format(": rank %d ", record.peer) + why,
-                  record.peer);
+                      format(": rank %d ", failure.peer) + why,
+                  failure.peer);
 }
 
 std::optional<Failure> GpuTransfers::find_failure() {

@@ -96,7 +96,7 @@ const RankTree* ShmGroup::find_tree() {
 std::shared_ptr<std::byte> ShmGroup::resolve(uint64_t location) {
     try {
         auto address = world->heaps.resolve(location);
-        return address ? address : regions.resolve(location);
+        return address ? address : symmetric_buffers.resolve(location);
     } catch (const Failure& failure) {  // it cannot be mapped: the peers need not wait for this rank
         fail(failure);
     }

@@ -7,7 +7,7 @@
 #include "core/stores.h"
 #include "kernels/cpu/kernels.h"
 #include "memory/doorbell.h"
-#include "memory/regions.h"
+#include "memory/symmetric_buffers.h"
 #include "shm/rank_tree.h"
 #include "shm/world.h"
 
@@ -38,7 +38,7 @@ public:
              const rc_tuning& tuning);
 
     const std::shared_ptr<World> world;
-    RegionTable regions;
+    SymmetricBufferTable symmetric_buffers;
 
     Arena& arena() const { return *memory_.arena; }
     const GroupMemory& memory() const { return memory_; }
@@ -105,7 +105,7 @@ public:
     // Where bytes of this rank lie in the file of the world, for its peers; 0: in private memory.
     uint64_t locate(const std::byte* address, size_t bytes) {
         const uint64_t location = world->heaps.locate(address, bytes);
-        return location ? location : regions.locate(address, bytes);
+        return location ? location : symmetric_buffers.locate(address, bytes);
     }
     // The address here of what a peer has located; it stays mapped while the result is held.
     std::shared_ptr<std::byte> resolve(uint64_t location);

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringcomm.mpi4py.base.constants import BottomType
-from ringcomm.mpi4py.buffers.region import Blocks, Buffer, Region, absolute, covered
+from ringcomm.mpi4py.buffers.memory import Blocks, Buffer, BufferMemory, absolute, covered
 from ringcomm.mpi4py.datatypes.datatype import Datatype
 from ringcomm.mpi4py.datatypes.layout import Layout
 from ringcomm.mpi4py.datatypes.predefined import BY_CHAR, find_type
@@ -38,7 +38,7 @@ def divided(spec: Any, blocks: int) -> Blocks:
     found = _simple(spec, False, blocks)
     each = found.count * found.layout.extent
     offsets = [found.offset + rank * each for rank in range(blocks)]
-    return Blocks(found.region, [found.count] * blocks, offsets, [found.layout] * blocks)
+    return Blocks(found.memory, [found.count] * blocks, offsets, [found.layout] * blocks)
 
 
 def vector(spec: Any, blocks: int) -> Blocks:
@@ -48,10 +48,10 @@ def vector(spec: Any, blocks: int) -> Blocks:
     number stands for a count, or a distance, that all blocks have.
     """
     obj, counts, displs, datatype = _items(spec, tuple)
-    region = _region(obj, False)
-    found = _layout_of(obj, region, datatype, infers=counts is None)
+    memory = _memory_of(obj, False)
+    found = _layout_of(obj, memory, datatype, infers=counts is None)
     if counts is None:
-        quotient, rest = divmod(_infer(region, found, 0), blocks) if blocks else (0, 0)
+        quotient, rest = divmod(_infer(memory, found, 0), blocks) if blocks else (0, 0)
         counts = [quotient + (rank < rest) for rank in range(blocks)]
     elif _is_integer(counts):
         counts = [operator.index(counts)] * blocks
@@ -65,7 +65,7 @@ def vector(spec: Any, blocks: int) -> Blocks:
         displs = _integers(displs, blocks)
     for count in counts:
         _check_count(count, obj)
-    return _blocks(obj, region, counts, [displ * found.extent for displ in displs], [found] * blocks)
+    return _blocks(obj, memory, counts, [displ * found.extent for displ in displs], [found] * blocks)
 
 
 def w_vector(spec: Any, blocks: int) -> Blocks:
@@ -73,10 +73,10 @@ def w_vector(spec: Any, blocks: int) -> Blocks:
     if not 2 <= len(spec) <= 4:
         raise ValueError(f"message: expected 2 to 4 items, got {len(spec)}")
     obj, *middle, types = spec
-    region = _region(obj, False)
+    memory = _memory_of(obj, False)
     counts, displs = middle if len(middle) == 2 else middle[0] if middle else (None, None)
     if counts is None and displs is None and not _is_empty(obj):
-        counts, displs = [int(region.nbytes > 0)] * blocks, [0] * blocks  # an empty array has no elements
+        counts, displs = [int(memory.nbytes > 0)] * blocks, [0] * blocks  # an empty array has no elements
     if counts is None or displs is None:
         raise ValueError(f"message: expected counts and displacements, got {counts} and {displs}")
     if len(types) != blocks:
@@ -87,52 +87,52 @@ def w_vector(spec: Any, blocks: int) -> Blocks:
     for each in types:
         if not isinstance(each, Datatype):
             raise TypeError(f"expected a Datatype, got {type(each).__name__}")
-    return _blocks(obj, region, counts, _integers(displs, blocks), [each._named for each in types])
+    return _blocks(obj, memory, counts, _integers(displs, blocks), [each._named for each in types])
 
 
-def _blocks(obj: Any, region: Region, counts: list[int], offsets: list[int], layouts: list[Layout]) -> Blocks:
+def _blocks(obj: Any, memory: BufferMemory, counts: list[int], offsets: list[int], layouts: list[Layout]) -> Blocks:
     elements = list(zip(offsets, counts, layouts, strict=True))
     if isinstance(obj, BottomType):
-        region, address = absolute(elements)
+        memory, address = absolute(elements)
         first = -address
     else:
-        region, first = region.reach(*covered(elements))
+        memory, first = memory.reach(*covered(elements))
     offsets = [offset + first for offset in offsets]
-    return Blocks(region, counts, offsets, layouts)
+    return Blocks(memory, counts, offsets, layouts)
 
 
 def _plain(array: NDArray[Any]) -> Buffer:
     """Return the buffer of an array without counts and datatype."""
     dtype = array.dtype
     if dtype.isnative and dtype.char in BY_CHAR:
-        return Buffer(Region(array), 0, array.size, BY_CHAR[dtype.char])
+        return Buffer(BufferMemory(array), 0, array.size, BY_CHAR[dtype.char])
     return _simple([array, None, None], False)
 
 
 def _simple(spec: Any, writable: bool, blocks: int = 1) -> Buffer:
     """Return a buffer of one datatype; if it has no count, that of one of some equal blocks."""
     obj, count, displ, datatype = _items(spec, (tuple, list))
-    region = _region(obj, writable)
+    memory = _memory_of(obj, writable)
     displ = 0 if displ is None else operator.index(displ)
-    found = _layout_of(obj, region, datatype, infers=count is None or displ != 0)
+    found = _layout_of(obj, memory, datatype, infers=count is None or displ != 0)
     offset = 0
     if displ:
         offset = displ * _extent(found)
-        if not (isinstance(obj, BottomType) or 0 <= offset <= region.nbytes):
-            raise ValueError(f"message: displacement {displ} is outside of {region.nbytes} bytes")
+        if not (isinstance(obj, BottomType) or 0 <= offset <= memory.nbytes):
+            raise ValueError(f"message: displacement {displ} is outside of {memory.nbytes} bytes")
     if count is None:
-        total = _infer(region, found, offset)
+        total = _infer(memory, found, offset)
         count, rest = divmod(total, max(blocks, 1))
         if rest:
             raise ValueError(f"message: {total} elements cannot be divided into {blocks} equal blocks")
     count = operator.index(count)
     _check_count(count, obj)
     if isinstance(obj, BottomType):
-        region, address = absolute([(offset, count * blocks, found)])
-        return Buffer(region, offset - address, count, found)
+        memory, address = absolute([(offset, count * blocks, found)])
+        return Buffer(memory, offset - address, count, found)
     begin, end = found.span(count * blocks)
-    region, first = region.reach(offset + begin, offset + end)
-    return Buffer(region, offset + first, count, found)
+    memory, first = memory.reach(offset + begin, offset + end)
+    return Buffer(memory, offset + first, count, found)
 
 
 def _items(spec: Any, pairs: Any) -> tuple[Any, Any, Any, Any]:
@@ -157,8 +157,8 @@ def _items(spec: Any, pairs: Any) -> tuple[Any, Any, Any, Any]:
     return obj, count, displ, datatype
 
 
-def _region(obj: Any, writable: bool) -> Region:
-    return Region(np.empty(0, np.uint8) if _is_empty(obj) else obj, writable)
+def _memory_of(obj: Any, writable: bool) -> BufferMemory:
+    return BufferMemory(np.empty(0, np.uint8) if _is_empty(obj) else obj, writable)
 
 
 def _is_empty(obj: Any) -> bool:
@@ -166,10 +166,10 @@ def _is_empty(obj: Any) -> bool:
     return obj is None or isinstance(obj, BottomType)
 
 
-def _layout_of(obj: Any, region: Region, datatype: Any, infers: bool) -> Layout:
+def _layout_of(obj: Any, memory: BufferMemory, datatype: Any, infers: bool) -> Layout:
     """Return the layout of the elements, from whose extent `infers` says whether an offset or a count follows."""
     if datatype is None and not _is_empty(obj):
-        return region.element_layout()
+        return memory.element_layout()
     found = find_type(datatype)
     if infers and not found:
         raise ValueError("message: expected a datatype with a positive extent, got DATATYPE_NULL")
@@ -182,9 +182,9 @@ def _extent(layout: Layout) -> int:
     return layout.extent
 
 
-def _infer(region: Region, layout: Layout, offset: int) -> int:
+def _infer(memory: BufferMemory, layout: Layout, offset: int) -> int:
     """Return how many elements the memory from an offset has."""
-    length = region.nbytes - offset
+    length = memory.nbytes - offset
     if not length:
         return 0
     count, rest = divmod(length, _extent(layout))

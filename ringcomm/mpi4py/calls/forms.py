@@ -8,7 +8,8 @@ from ringcomm.mpi4py.base.errors import FAILURES, handled
 from ringcomm.mpi4py.base.info import Info
 from ringcomm.mpi4py.base.integers import integral
 from ringcomm.mpi4py.requests.operations import DONE, PendingOperation, Persistent
-from ringcomm.mpi4py.requests.request import Prequest, Request
+from ringcomm.mpi4py.requests.prequest import Prequest
+from ringcomm.mpi4py.requests.request import Request
 
 __all__ = ["CheckedCollective", "forms"]
 

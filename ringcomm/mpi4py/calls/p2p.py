@@ -13,7 +13,8 @@ from ringcomm.mpi4py.buffers.specification import received, sent
 from ringcomm.mpi4py.groups.context import Context
 from ringcomm.mpi4py.requests.message import FROM_PROC_NULL
 from ringcomm.mpi4py.requests.operations import DONE, Done, PendingOperation, Persistent, fill
-from ringcomm.mpi4py.requests.request import Prequest, Request
+from ringcomm.mpi4py.requests.prequest import Prequest
+from ringcomm.mpi4py.requests.request import Request
 from ringcomm.mpi4py.requests.status import Status
 from ringcomm.transports import messages
 from ringcomm.transports.requests import RECEIVE, SEND, SYNCHRONOUS_SEND

@@ -133,7 +133,7 @@ def _reduced(sendbuf: Any, recvbuf: Any) -> tuple[Any, Any]:
 def _all_blocks(spec: Any, size: int) -> Buffer:
     """Return one buffer of `size` equal blocks. A count in the specification is that of one block."""
     blocks = divided(spec, size)
-    return Buffer(blocks.region, blocks.offsets[0], sum(blocks.counts), blocks.layouts[0])
+    return Buffer(blocks.memory, blocks.offsets[0], sum(blocks.counts), blocks.layouts[0])
 
 
 def _check_types(sent: Any, received: Any) -> None:

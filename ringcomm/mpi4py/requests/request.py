@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from ringcomm.mpi4py.base.constants import UNDEFINED
 from ringcomm.mpi4py.base.errors import ERR_IN_STATUS, ERR_REQUEST, Exception, failure
 from ringcomm.mpi4py.base.handles import Handle, constant
-from ringcomm.mpi4py.base.unsupported import UnsupportedMethod
 from ringcomm.mpi4py.requests.operations import EMPTY, General, PendingOperation, Persistent, fill, wait_until
 from ringcomm.mpi4py.requests.status import Status
-from ringcomm.transports.requests import RequestHandle, find_done, start_all, test_all, wait_all
+from ringcomm.transports.requests import RequestHandle, find_done, test_all, wait_all
 
-__all__ = ["REQUEST_NULL", "Grequest", "Prequest", "Request"]
+__all__ = ["REQUEST_NULL", "Request"]
 
 SPIN = 50e-6  # seconds for which Waitany polls: as long as ringcomm's ranks spin before they sleep
 
@@ -103,7 +102,7 @@ class Request(RequestHandle, Handle):  # type: ignore[misc]  # RequestHandle is 
     @classmethod
     def waitall(cls, requests: Sequence[Request], statuses: Any = None) -> list[Any]:
         """Wait for all requests; return the objects received."""
-        _check(requests)
+        check_requests(requests)
         return _wait_for_all(requests, range(len(requests)), statuses)
 
     @classmethod
@@ -116,7 +115,7 @@ class Request(RequestHandle, Handle):  # type: ignore[misc]  # RequestHandle is 
     @classmethod
     def testall(cls, requests: Sequence[Request], statuses: Any = None) -> tuple[bool, list[Any] | None]:
         """Return whether all operations are complete, and then the objects received."""
-        _check(requests)
+        check_requests(requests)
         if not all(request._ready for request in requests):
             return False, None
         return True, _wait_for_all(requests, range(len(requests)), statuses)
@@ -130,7 +129,7 @@ class Request(RequestHandle, Handle):  # type: ignore[misc]  # RequestHandle is 
     @classmethod
     def Get_status_all(cls, requests: Sequence[Request], statuses: Any = None) -> bool:
         """Return whether all operations are complete, and leave the requests as they are."""
-        _check(requests)
+        check_requests(requests)
         if not all(request._ready for request in requests):
             return False
         _look_at_all(requests, range(len(requests)), statuses)
@@ -190,96 +189,18 @@ class Request(RequestHandle, Handle):  # type: ignore[misc]  # RequestHandle is 
     get_status_any, get_status_all, get_status_some = Get_status_any, Get_status_all, Get_status_some
 
 
-class Prequest(Request):
-    """An operation that can be started again and again."""
-
-    @classmethod
-    def _check_kind(cls, named: Any) -> None:
-        if not isinstance(named, Persistent):
-            raise TypeError("expected a persistent request")
-
-    def Start(self) -> None:
-        """Start the operation."""
-        if not start_all((self,)):
-            _startable(self, "request").start()
-
-    @classmethod
-    def Startall(cls, requests: Sequence[Prequest]) -> None:
-        """Start several operations; none if one of them is refused."""
-        started = start_all(requests)
-        if started < len(requests):
-            _check(requests)
-            for named in _all_startable(requests, started):
-                named.start()
-
-    Pready = UnsupportedMethod("send each part by Isend")
-    Pready_range = UnsupportedMethod("send each part by Isend")
-    Pready_list = UnsupportedMethod("send each part by Isend")
-    Parrived = UnsupportedMethod("receive each part by Irecv")
-
-
-class Grequest(Request):
-    """An operation of the program, which it completes itself."""
-
-    @classmethod
-    def _check_kind(cls, named: Any) -> None:
-        if not isinstance(named, General):
-            raise TypeError("expected a generalized request")
-
-    @classmethod
-    def Start(
-        cls, query_fn: Any = None, free_fn: Any = None, cancel_fn: Any = None, args: Any = None, kwargs: Any = None
-    ) -> Self:
-        """Create a request. MPI calls query_fn(status), free_fn() and cancel_fn(completed), and appends `args`."""
-        return cls._of(General(query_fn, free_fn, cancel_fn, args, kwargs))
-
-    def Complete(self) -> None:
-        """Tell MPI that the operation is complete."""
-        self.complete()
-
-    def complete(self, obj: Any = None) -> None:
-        """Tell MPI that the operation is complete, and that `wait` returns `obj`."""
-        if not isinstance(self._object, General):
-            raise failure(ERR_REQUEST, "expected a generalized request, got one that is complete")
-        self._object.end(obj)
-
-
-def _check(requests: Sequence[Any]) -> None:
+def check_requests(requests: Sequence[Any]) -> None:
     """Refuse what is no request, before any of the others is waited for or started."""
     for index, request in enumerate(requests):
         if not isinstance(request, Request):
             raise TypeError(f"requests[{index}]: expected a Request, got {type(request).__name__}")
 
 
-def _startable(request: Request, name: str) -> Persistent:
-    """Return the operation that the request starts; refuse a request that cannot start."""
-    named = request._object
-    if named is None:
-        raise failure(ERR_REQUEST, f"{name}: expected a persistent request, got REQUEST_NULL, or one that was freed")
-    if not isinstance(named, Persistent):
-        raise failure(ERR_REQUEST, f"{name}: expected a persistent request, got one of a single operation")
-    if named.active:
-        text = f"{name}: expected one that is not active, got one that was started: wait for it before its next start"
-        named.context.fail(failure(ERR_REQUEST, text))
-    return named
-
-
-def _all_startable(requests: Sequence[Request], first: int) -> list[Persistent]:
-    """Return the operations from the first one on; refuse all if one of them cannot start."""
-    found: dict[Persistent, int] = {}
-    for index in range(first, len(requests)):
-        named = _startable(requests[index], f"requests[{index}]")
-        if (before := found.setdefault(named, index)) != index:
-            text = f"requests[{index}]: expected another request, got requests[{before}] again"
-            named.context.fail(failure(ERR_REQUEST, text))
-    return list(found)
-
-
 def _find_done(requests: Sequence[Request]) -> tuple[list[int], list[int]]:
     """Return the indices of the active requests, and of the active requests that are complete."""
     found: tuple[list[int], list[int]] | None = find_done(requests)
     if found is None:
-        _check(requests)
+        check_requests(requests)
         active = [index for index, request in enumerate(requests) if request._active]
         found = active, [index for index in active if requests[index]._ready]
     return found

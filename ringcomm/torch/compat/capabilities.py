@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ringcomm.errors import ArgumentError
-from ringcomm.torch.compat.native import BUILD, PYTHON_BACKENDS, extension
+from ringcomm.torch.compat.native import BUILD, extension
 from ringcomm.torch.timeouts import seconds
 
 __all__ = ["Capabilities", "Options", "has_other_backends"]
@@ -42,8 +42,7 @@ class BackendOptions(torch._C._distributed_c10d.Backend.Options):
 class Capabilities:
     """The names, devices and features of a group."""
 
-    # From torch 2.14 on torch splits a group's Backends, which these are then; before, the group itself.
-    supports_splitting = not PYTHON_BACKENDS
+    supports_splitting = True
     supports_coalescing = supports_shrinking = supports_time_estimate = False
     supports_reconfigure = supports_window = False
 

@@ -11,7 +11,7 @@ from ringcomm.bootstrap.place import host_id
 from ringcomm.config import Config
 from ringcomm.machine import topology
 from ringcomm.native import NULL
-from ringcomm.transports.network.layout import layout_of
+from ringcomm.transports.network.host_layout import layout_of
 from ringcomm.transports.network.transport import Network, NetworkTransport, new_group_id
 from ringcomm.transports.shm import ShmTransport, check_versions
 from ringcomm.version import VERSION

@@ -6,8 +6,8 @@ Inside a host a stage is a kernel; between hosts it is a collective of data that
 from collections.abc import Iterator
 
 from ringcomm.algorithms.schedule import Block
+from ringcomm.transports.network.program_recorder import Counts
 from ringcomm.transports.network.programs import CollectivePrograms
-from ringcomm.transports.network.recorder import Counts
 from ringcomm.transports.network.steps import RailCollective
 
 __all__ = ["OnGpus"]

@@ -21,7 +21,7 @@ from ringcomm.transports.contract import LocalTransport, Transport
 from ringcomm.transports.cuda.group import CudaGroup, Unreachable
 from ringcomm.transports.deadline import Deadline
 from ringcomm.transports.network.gpu_programs import OnGpus
-from ringcomm.transports.network.layout import HostLayout
+from ringcomm.transports.network.host_layout import HostLayout
 from ringcomm.transports.network.steps import RailCollective
 from ringcomm.transports.staged.staging import Staging
 from ringcomm.types import COLLECTIVES, CPU_DTYPES, premul_sum, reduction

@@ -2,9 +2,8 @@
 
 Every rank listens at each address of its host, which it tells all others through the store, as long as its mesh is
 open, so that any two ranks can connect at any time. The secret of their handshake is that of the mesh, followed by the
-number of the rank that listens, so that no rank is taken for another. Then the one that connects sends its number, and
-waits until the other has taken the connection. If two ranks connect to each other at once, the lower one gives its
-attempt up.
+number of the rank that listens, so that no rank is taken for another. If two ranks connect to each other at once, the
+lower one gives its attempt up. attempt.py has what they send.
 
 Two connected ranks may make flows, further connections for their large data: flow number f between the addresses number
 f of their hosts, counted around. The higher rank makes them. A flow that cannot be made is logged, and not missed.
@@ -19,78 +18,25 @@ import math
 import os
 import struct
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from ringcomm.bootstrap.start_errors import missing_connections, rank_in_job
-from ringcomm.bootstrap.store import Store, all_gather_facts
+from ringcomm.bootstrap.start_errors import rank_in_job
 from ringcomm.bootstrap.wire.framing import MessageSocket
-from ringcomm.bootstrap.wire.handshake import HANDSHAKE_TIMEOUT, MESSAGE_OF_HANDSHAKE, client_handshake
+from ringcomm.bootstrap.wire.handshake import HANDSHAKE_TIMEOUT
 from ringcomm.bootstrap.wire.keepalive import patience_with, probe
 from ringcomm.bootstrap.wire.peers import PeerServer
 from ringcomm.bootstrap.wire.tcp import TcpGate, begin_to_connect, is_established, split_address
 from ringcomm.bootstrap.wire.unix import close_descriptors
 from ringcomm.errors import RingcommError
 from ringcomm.machine import descriptors
-from ringcomm.transports.network.layout import HostLayout
-from ringcomm.transports.network.search import RUNS, SLICE, Search
+from ringcomm.transports.network.attempt import CONNECTING, HELLO, TAKEN, Attempt, secret_of
+from ringcomm.transports.network.host_layout import HostLayout
+from ringcomm.transports.network.search import RUNS, Search
 
-__all__ = ["Mesh", "connect_mesh"]
+__all__ = ["Mesh"]
 
 log = logging.getLogger("ringcomm")
-
-ADDRESSES = "mesh"  # in the store
-# The rank that connects; the one that it is about, mostly the one that listens; the number of the flow, or 0.
-HELLO = struct.Struct("!III")
-TAKEN, CONNECTING = b"taken", b"connecting"  # the answers about itself; about another rank: see Search.end
-
-
-def connect_mesh(
-    layout: HostLayout, store: Store, hosts: Sequence[str], secret: bytes, keepalive: float, timeout: float
-) -> "Mesh":
-    """Return a mesh in which this rank is connected to its neighbors.
-
-    `hosts` are the addresses of this host, without a port, at which the others reach this rank; they may differ per
-    rank. Flows use all of them, other connections the first. All ranks know the `secret`. `keepalive`: see Config.
-
-    Raises CollectiveTimeout naming the neighbors that have not connected within `timeout` seconds, and what another
-    rank has told the store.
-    """
-    deadline = time.monotonic() + timeout
-    with ExitStack() as failed:
-        mesh = Mesh(layout, store.members, hosts, secret, keepalive)
-        failed.callback(mesh.close)
-        rank, size, neighbors = mesh.rank, mesh.size, layout.neighbors()
-        descriptors.provide_connections(mesh.number, len(neighbors))
-        of_all = all_gather_facts(
-            store, ADDRESSES, rank, size, ",".join(mesh.own), timeout, meanwhile=lambda: mesh.serve(0)
-        )
-        mesh.addresses = [each.split(",") for each in of_all]
-        for peer in neighbors:
-            if peer < rank:
-                mesh.connect_to(peer)
-        while missing := [peer for peer in neighbors if peer not in mesh.connected]:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                failed_at = [each for each in missing if each in mesh.failures]
-                reasons = [f"\nrank {rank_in_job(store.members, each)} {mesh.reason(each)}" for each in failed_at]
-                raise missing_connections(missing, rank, size, timeout, store.members, "".join(reasons))
-            store.check()
-            mesh.serve(min(SLICE, left))
-        failed.pop_all()
-    return mesh
-
-
-@dataclass
-class _Attempt:
-    """A connection to `target` on which the handshake has not ended, to connect to rank `about` or to ask about it."""
-
-    target: int
-    about: int
-    steps: Generator[bytes, bytes, bytes]
-    expires: float
-    flow: int = 0
 
 
 class Mesh:
@@ -115,7 +61,7 @@ class Mesh:
         self._members, self._layout, self._secret, self._keepalive = members, layout, secret, keepalive
         purpose = f"rank {self.number}: the address of this host (RINGCOMM_HOST_ADDRESS)"
         first, *others = [f"{host}:0" for host in hosts]
-        gate = TcpGate(first, purpose, self._secret_of(self.rank), None, *others)
+        gate = TcpGate(first, purpose, secret_of(secret, self.rank), None, *others)
         self.server = PeerServer(gate, self._receive, self.number)
         self.own = gate.addresses
         self.addresses: list[list[str]] = []
@@ -124,7 +70,7 @@ class Mesh:
         self.ended: dict[int, bytes] = {}
         self.failures: dict[int, OSError] = {}
         self._searches: dict[int, Search] = {}
-        self._attempts: dict[MessageSocket, _Attempt] = {}
+        self._attempts: dict[MessageSocket, Attempt] = {}
         self._taken: set[int] = set()  # the ranks whose connections are in use, or were made by this rank
         self._state_of: Callable[[int], bytes] | None = None
 
@@ -162,7 +108,7 @@ class Mesh:
         except OSError as error:
             self._warn(rank, flow, error)
         else:
-            self._introduce(peer, _Attempt(rank, rank, self._introduction(rank, rank, flow), expires, flow))
+            self._await(peer, Attempt(self._secret, self.rank, rank, rank, expires, flow))
 
     def take_flow(self, rank: int, peer: MessageSocket) -> None:
         """Keep the connection of a flow for whoever takes `flows`."""
@@ -202,10 +148,6 @@ class Mesh:
 
     # --- This rank connects -------------------------------------------------------------------------------------------
 
-    def _secret_of(self, rank: int) -> bytes:
-        """Return what a connection to this rank is authenticated by."""
-        return self._secret + struct.pack("!I", rank)
-
     def _begin(self, rank: int) -> None:
         search = self._searches[rank]
         target, expires = search.next()
@@ -216,36 +158,26 @@ class Mesh:
                 raise descriptors.exhausted(self.number, "to connect to another rank", error) from None
             self._failed(target, rank, error)
             return
-        self._introduce(peer, _Attempt(target, rank, self._introduction(target, rank, 0), expires))
+        self._await(peer, Attempt(self._secret, self.rank, target, rank, expires))
 
-    def _introduce(self, peer: MessageSocket, attempt: _Attempt) -> None:
+    def _await(self, peer: MessageSocket, attempt: Attempt) -> None:
         self.server.add(peer)
-        next(attempt.steps)
         self._attempts[peer] = attempt
-
-    def _introduction(self, target: int, about: int, flow: int) -> Generator[bytes, bytes, bytes]:
-        yield from client_handshake(self._secret_of(target))
-        answer = yield HELLO.pack(self.rank, about, flow)
-        if not answer:
-            raise ConnectionResetError("it closed the connection")
-        return answer
 
     def _advance(self, peer: MessageSocket) -> None:
         attempt = self._attempts[peer]
         try:
-            message = attempt.steps.send(peer.recv(MESSAGE_OF_HANDSHAKE))
-            peer.send(message)
-            if len(message) == HELLO.size and attempt.target == attempt.about and not attempt.flow:
-                attempt.expires = math.inf  # the other may take this connection, now or later
-        except StopIteration as answer:
-            del self._attempts[peer]
-            self._answered(peer, attempt, answer.value)
+            answer = attempt.advance(peer)
         except BlockingIOError:
             return
         except OSError as error:
             self._fail(peer, error)
+            return
+        if answer is not None:
+            del self._attempts[peer]
+            self._answered(peer, attempt, answer)
 
-    def _answered(self, peer: MessageSocket, attempt: _Attempt, answer: bytes) -> None:
+    def _answered(self, peer: MessageSocket, attempt: Attempt, answer: bytes) -> None:
         rank = attempt.about
         if attempt.flow:
             self.take_flow(rank, peer)
@@ -328,8 +260,7 @@ class Mesh:
             self._take(rank, peer)
 
     def _attempts_at(self, rank: int) -> list[MessageSocket]:
-        mine = [(peer, attempt) for peer, attempt in self._attempts.items() if not attempt.flow]
-        return [peer for peer, attempt in mine if attempt.target == attempt.about == rank]
+        return [peer for peer, attempt in self._attempts.items() if attempt.connects and attempt.target == rank]
 
     def _answer(self, peer: MessageSocket, answer: bytes) -> None:
         with suppress(OSError):

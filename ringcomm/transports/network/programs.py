@@ -28,8 +28,8 @@ from ringcomm.algorithms.schedule import Block, Lengths, even
 from ringcomm.algorithms.select import AlgorithmSelector
 from ringcomm.errors import RingcommError
 from ringcomm.transports.blocks import Blockwise
-from ringcomm.transports.network.layout import HostLayout
-from ringcomm.transports.network.recorder import Counts, Recorder
+from ringcomm.transports.network.host_layout import HostLayout
+from ringcomm.transports.network.program_recorder import Counts, ProgramRecorder
 from ringcomm.transports.network.steps import Program
 from ringcomm.types import WHOLE
 
@@ -52,7 +52,7 @@ def overlaps(which: int, counts: Counts, others: Counts) -> list[int]:
     return [max(0, min(last, end) - max(first, begin)) for begin, end in pairwise(accumulate(others, initial=0))]
 
 
-class CollectivePrograms(Recorder):
+class CollectivePrograms(ProgramRecorder):
     """A method of the name of a collective records its stages where hosts have several ranks."""
 
     def in_stages(self) -> None:

@@ -1,28 +1,73 @@
-"""The network over sockets: its link, and the thread that connects this rank to others once the link needs them."""
+"""The network over sockets: a mesh that connects neighbors at the start, its link, and the thread that connects this
+rank to others once the link needs them.
+"""
 
 import logging
 import os
 import threading
+import time
 import weakref
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from ringcomm.algorithms.select import AlgorithmSelector
+from ringcomm.bootstrap.start_errors import missing_connections, rank_in_job
+from ringcomm.bootstrap.store import Store, all_gather_facts
 from ringcomm.bootstrap.wire.handshake import MESSAGE_OF_HANDSHAKE
 from ringcomm.bootstrap.wire.keepalive import patience_with
 from ringcomm.errors import RingcommError
+from ringcomm.machine import descriptors
 from ringcomm.machine.threads import start_thread
 from ringcomm.native import NULL, check, ffi, lib
+from ringcomm.transports.network.host_layout import HostLayout
 from ringcomm.transports.network.mesh import Mesh
-from ringcomm.transports.network.reconnect import Survivors
-from ringcomm.transports.network.search import LEFT, RUNS
+from ringcomm.transports.network.search import LEFT, RUNS, SLICE
+from ringcomm.transports.network.shrink import Survivors
 from ringcomm.transports.network.transport import Network
 
-__all__ = ["SocketNetwork", "open_link"]
+__all__ = ["SocketNetwork", "connect_mesh", "open_link"]
 
 log = logging.getLogger("ringcomm")
 
+ADDRESSES = "mesh"  # in the store
 HOW_BYTES = MESSAGE_OF_HANDSHAKE  # of a text that says how a rank has died: an answer in a mesh
+
+
+def connect_mesh(
+    layout: HostLayout, store: Store, hosts: Sequence[str], secret: bytes, keepalive: float, timeout: float
+) -> Mesh:
+    """Return a mesh in which this rank is connected to its neighbors.
+
+    `hosts` are the addresses of this host, without a port, at which the others reach this rank; they may differ per
+    rank. Flows use all of them, other connections the first. All ranks know the `secret`. `keepalive`: see Config.
+
+    Raises CollectiveTimeout naming the neighbors that have not connected within `timeout` seconds, and what another
+    rank has told the store.
+    """
+    deadline = time.monotonic() + timeout
+    with ExitStack() as failed:
+        mesh = Mesh(layout, store.members, hosts, secret, keepalive)
+        failed.callback(mesh.close)
+        rank, size, neighbors = mesh.rank, mesh.size, layout.neighbors()
+        descriptors.provide_connections(mesh.number, len(neighbors))
+        of_all = all_gather_facts(
+            store, ADDRESSES, rank, size, ",".join(mesh.own), timeout, meanwhile=lambda: mesh.serve(0)
+        )
+        mesh.addresses = [each.split(",") for each in of_all]
+        for peer in neighbors:
+            if peer < rank:
+                mesh.connect_to(peer)
+        while missing := [peer for peer in neighbors if peer not in mesh.connected]:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                failed_at = [each for each in missing if each in mesh.failures]
+                reasons = [f"\nrank {rank_in_job(store.members, each)} {mesh.reason(each)}" for each in failed_at]
+                raise missing_connections(missing, rank, size, timeout, store.members, "".join(reasons))
+            store.check()
+            mesh.serve(min(SLICE, left))
+        failed.pop_all()
+    return mesh
 
 
 class SocketNetwork(Network):

@@ -16,9 +16,9 @@ from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.calls import CollectiveCall
 from ringcomm.transports.contract import Transport
 from ringcomm.transports.network.gpus import HostsGpus
-from ringcomm.transports.network.layout import HostLayout, layout_of
+from ringcomm.transports.network.host_layout import HostLayout, layout_of
 from ringcomm.transports.network.programs import program_of
-from ringcomm.transports.network.reconnect import Survivors
+from ringcomm.transports.network.shrink import Survivors
 from ringcomm.transports.network.steps import HostCollective, Program, Step
 from ringcomm.transports.shm import ShmTransport
 from ringcomm.transports.staged.staging import Staging

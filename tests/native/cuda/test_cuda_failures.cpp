@@ -15,11 +15,11 @@ struct Failure {
 constexpr uint64_t NUMBER = 4711;  // of the call, as a host counts
 
 void expect_failure(const World& world, int rank, Failure failure, const char* what) {
-    const Record& record = world.control[rank].record;
-    expect(world.control[rank].failed && record.reason == failure.reason && record.peer == failure.peer,
-           std::string(what) + ": rank " + std::to_string(rank) + " has reason " + std::to_string(record.reason) +
-               ", peer " + std::to_string(record.peer));
-    expect(record.call == NUMBER, "the number of the failed call");
+    const KernelFailure& found = world.control[rank].failure;
+    expect(world.control[rank].failed && found.reason == failure.reason && found.peer == failure.peer,
+           std::string(what) + ": rank " + std::to_string(rank) + " has reason " + std::to_string(found.reason) +
+               ", peer " + std::to_string(found.peer));
+    expect(found.call == NUMBER, "the number of the failed call");
     expect(world.control[rank].completed == NUMBER, "a failed call has ended");
 }
 
@@ -66,7 +66,7 @@ void check_mismatch() {
         change(scene.calls[2]);
         scene.world.launch(scene.calls, 1);
         for (int r = 0; r < 2; ++r) expect_failure(scene.world, r, {MISMATCH, 2}, "a rank differs");
-        expect(scene.world.control[2].record.reason == MISMATCH, "the rank that differs");
+        expect(scene.world.control[2].failure.reason == MISMATCH, "the rank that differs");
         scene.expect_untouched("outputs after a mismatch");
     };
     for (int kernel = 0; kernel < KERNELS; ++kernel) {
@@ -97,7 +97,7 @@ void check_stalled_rank(bool abort) {
     stalled.join();
     expect_failure(world, 0, {NO_SLOT, 1}, "a rank stalls");
     expect_failure(world, 1, {abort ? ABORTED : NO_SLOT, 2}, "a rank stalls");
-    expect(world.control[1].record.got == 0 && world.control[1].record.expected == STEPS + 1, "the expected flag");
+    expect(world.control[1].failure.got == 0 && world.control[1].failure.expected == STEPS + 1, "the expected flag");
     expect(*world.arena(2).channel(0).tail(1) == STEPS + 3, "slots were overwritten");
 }
 
@@ -121,9 +121,9 @@ void check_stalled_peer(bool sends, bool abort) {
     });
     world.launch(scene.calls, 1);
     stalled.join();
-    const Record& record = world.control[0].record;
+    const KernelFailure& found = world.control[0].failure;
     expect_failure(world, 0, {abort ? ABORTED : sends ? NO_SLOT : NO_DATA, 1}, "a peer stalls");
-    expect(record.got == 0 && record.expected == STEPS + 1, "the expected flag");
+    expect(found.got == 0 && found.expected == STEPS + 1, "the expected flag");
     expect(*world.arena(1).channel(0).tail(0) == sent, "slots were overwritten");
     if (sends) return;
     const uint64_t block = memory.begin + 500 * sizeof(int32_t);

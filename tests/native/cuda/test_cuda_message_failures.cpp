@@ -9,10 +9,10 @@ constexpr MessageShape SHAPE{3, 2, 32, 4, 512};
 constexpr uint64_t BYTES = 500;
 
 void expect_failure(const MessageWorld& world, int rank, Reason reason, int peer, const std::string& what) {
-    const Record& record = world.control[rank].record;
-    expect(world.control[rank].failed && record.reason == reason && record.peer == peer,
-           what + ": rank " + std::to_string(rank) + " has reason " + std::to_string(record.reason) + ", peer " +
-               std::to_string(record.peer));
+    const KernelFailure& found = world.control[rank].failure;
+    expect(world.control[rank].failed && found.reason == reason && found.peer == peer,
+           what + ": rank " + std::to_string(rank) + " has reason " + std::to_string(found.reason) + ", peer " +
+               std::to_string(found.peer));
 }
 
 void expect_untouched(const Memory& memory, const std::string& what) {
@@ -38,7 +38,7 @@ void check_missing_peer(MessageKind kind, bool abort) {
     expect(abort || !memcmp(sent.data(), received.data(), BYTES), what + ": the other message");
     expect(!world.control[2].failed, what + ": the other peer");
     expect_failure(world, 0, abort ? ABORTED : kind == STAGE ? NO_SLOT : NO_DATA, 1, what);
-    expect(world.control[0].record.epoch == 8, what + ": the number of the message");
+    expect(world.control[0].failure.epoch == 8, what + ": the number of the message");
     expect(!world.released(1, 0) && !world.released(2, 0), what + ": a slot was released");
     expect_untouched(lost, what);
 

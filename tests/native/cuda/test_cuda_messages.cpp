@@ -130,7 +130,7 @@ void receive_all(MessageWorld& world, int rank, MessageList& messages, std::mt19
 
 void check_all(MessageWorld& world, MessageList& messages, const std::string& what) {
     for (int r = 0; r < world.shape.ranks; ++r)
-        expect(!world.control[r].failed, what + ": reason " + std::to_string(world.control[r].record.reason));
+        expect(!world.control[r].failed, what + ": reason " + std::to_string(world.control[r].failure.reason));
     for (auto& message : messages) message->check(what);
 }
 

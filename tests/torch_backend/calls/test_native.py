@@ -19,12 +19,10 @@ import pytest
 import test_groups
 import test_profiler
 import torch
-import torch._inductor.config
 import torch.distributed as dist
-from test_capabilities import hooked
+from test_behaviors import hooked, sharded_training
 from test_clients import assert_as_on_gloo
 from torch import nn
-from torch._inductor.utils import run_and_get_code
 
 import harness
 from harness import torch_world
@@ -73,39 +71,6 @@ def backend_in_cpp(group=None):
 
 
 # --- Callers in C++ ---------------------------------------------------------------------------------------------------
-
-
-def sharded_training():
-    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
-
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    torch.manual_seed(0)
-    weights = [nn.Parameter(distribute_tensor(torch.randn(8, 8), mesh, [Shard(0)])) for _ in range(2)]
-    x = torch.randn(4, 8) + dist.get_rank()
-
-    @torch.compile
-    def loss(x):
-        for weight in weights:
-            x = x @ weight.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
-        return x.sum()
-
-    def step(x):
-        value = loss(x)
-        value.backward()
-        return value.item()
-
-    options = {
-        "bucket_all_gathers_fx": "all",
-        "bucket_reduce_scatters_fx": "all",
-        "reorder_for_compute_comm_overlap": True,
-        "fallback_by_default": True,  # no kernels of its own, which take half a minute to compile
-    }
-    with torch._inductor.config.patch(options):
-        torch._dynamo.reset()
-        value, code = run_and_get_code(step, x)
-        torch._dynamo.reset()
-    assert "".join(code).count("= torch.ops._c10d_functional.all_gather_into_tensor_out.default(") == 1
-    return [value, *(weight.grad.to_local() for weight in weights)]
 
 
 def test_a_compiled_sharded_model_gathers_its_weights_in_one_bucket(run):

@@ -1,13 +1,15 @@
 """What torch asks of a group and of its backend, besides calls."""
 
 import gc
+import os
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 from test_clients import STEPS, as_on_gloo, batch, flat, model, same_as_on_gloo, train
-from torch import nn
 
 from harness import torch_world
 from ringcomm import CollectiveTimeout
@@ -93,6 +95,22 @@ def test_the_group_names_its_backend_and_devices():
         dist.group.WORLD._get_backend(torch.device("xpu"))
 
 
+NOT_IMPORTED = """
+import torch.distributed as dist
+dist.init_process_group("ringcomm", store=dist.HashStore(), rank=0, world_size=1)
+print(dist.get_backend())
+dist.destroy_process_group()
+"""
+
+
+@torch_world.through_cpp
+def test_torch_finds_the_backend_that_no_import_has_registered(tmp_path):
+    env = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    command = [sys.executable, "-c", NOT_IMPORTED]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "ringcomm\n", done.stderr
+
+
 @torch_world.on(2)
 def test_set_pg_timeout_takes_effect():
     rank = dist.get_rank()
@@ -139,14 +157,3 @@ def sharded_tensor():
 )
 def test_a_sharded_tensor_is_gathered():
     as_on_gloo(sharded_tensor)
-
-
-def hooked(kind):
-    net = nn.parallel.DistributedDataParallel(model())
-    net._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, kind))
-    losses = train(net, net.parameters(), [batch(dist.get_rank(), step) for step in range(STEPS)])
-    return losses, flat(net.parameters())
-
-
-def test_ddp_with_the_builtin_hook():
-    as_on_gloo(hooked, "ALLREDUCE")

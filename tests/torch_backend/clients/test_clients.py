@@ -7,6 +7,7 @@ import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from torch import nn
 
 from harness import pools, torch_world
+from ringcomm.torch import observers
 
 SIZE, STEPS = 4, 3
 
@@ -142,6 +143,24 @@ def test_ddp_with_the_fp16_hook_is_no_less_exact_than_on_gloo():
         for backend in ("ringcomm", "gloo")
     ]
     assert 0 < errors[0] <= 1.05 * errors[1]
+
+
+@torch_world.on(2)
+def test_ddp_makes_one_call_on_its_bucket_for_many_small_parameters():
+    net = nn.parallel.DistributedDataParallel(
+        nn.Sequential(*(nn.Linear(8, 8) for _ in range(100))), gradient_as_bucket_view=True
+    )
+    for _ in range(2):  # before the second step DDP orders its buckets anew
+        net(torch.ones(2, 8)).sum().backward()
+    calls = []
+    observers.recorders.append(lambda _, call, outputs: calls.append((call, *outputs)))
+    try:
+        net(torch.ones(2, 8)).sum().backward()
+    finally:
+        observers.recorders.pop()
+    ((call, bucket),) = calls
+    assert (call, bucket.numel()) == ("all_reduce", 100 * (8 * 8 + 8))
+    assert {each.grad.untyped_storage().data_ptr() for each in net.parameters()} == {bucket.data_ptr()}
 
 
 @same_as_on_gloo

@@ -17,7 +17,7 @@ from cases.failures_between_hosts import SHORT, abort
 from harness.failures import PROMPT, check_usable, outcomes, raised, until, until_broken
 from ringcomm import CollectiveTimeout, PeerLost
 from ringcomm.testing import check_rank
-from ringcomm.transports.network.layout import layout_of
+from ringcomm.transports.network.host_layout import layout_of
 
 HOSTS = "0000111122223333"
 MOST = 8  # descriptors of a rank besides one for each host, and one for each process of its own host

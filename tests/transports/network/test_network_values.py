@@ -25,7 +25,7 @@ from cases.reference import OPS, assert_same, filled, numpy_dtype, reduced
 from ringcomm.algorithms.cost import LinkCost
 from ringcomm.algorithms.schedule import even
 from ringcomm.testing import run_threads
-from ringcomm.transports.network import recorder
+from ringcomm.transports.network import program_recorder
 from ringcomm.types import DTYPES, REDUCING, WHOLE, PremulSum
 
 ONE_SHOT, SLOT = 8 << 10, 384  # bytes: of a host with one rank, of each rank of a larger host
@@ -107,7 +107,7 @@ def test_sums_of_several_pieces_are_rounded_as_the_schedule_defines(layout):
 
 @pytest.mark.parametrize("layout", ["0011", "0001", "01012", "0112"])
 def test_chunks_have_the_same_bits_and_the_sums_of_the_schedule(layout, monkeypatch):
-    monkeypatch.setattr(recorder, "MESSAGE_BYTES", 1000)
+    monkeypatch.setattr(program_recorder, "MESSAGE_BYTES", 1000)
     slow = {"algorithm": "ring", "link_bandwidth": 0.1}
     run_on(layout, check_sizes, ["all_reduce", "reduce", "broadcast"], [7992, 8000, 8008, 40_000], **slow)
     calls = [(9001, kind) for kind in ROUNDED]

@@ -12,13 +12,13 @@ from ringcomm.mpi4py.base.buffer import buffer, buffer_of, find_device
 from ringcomm.mpi4py.datatypes.layout import Layout
 from ringcomm.mpi4py.datatypes.predefined import BY_CHAR, discover
 
-__all__ = ["Blocks", "Buffer", "Region", "absolute", "covered"]
+__all__ = ["Blocks", "Buffer", "BufferMemory", "absolute", "covered"]
 
 ndarray = np.ndarray
 PAGE = 4096  # the smallest page: the first one has no memory
 
 
-class Region:
+class BufferMemory:
     """The memory of a buffer, as its bytes in host memory. That of a GPU is copied there and back."""
 
     __slots__ = ("_bytes", "_device", "_source", "readonly")
@@ -49,7 +49,7 @@ class Region:
             return BY_CHAR[dtype.char]
         return discover(memoryview(self._source).format)  # type: ignore[arg-type]  # as in buffer.py
 
-    def reach(self, begin: int, end: int) -> tuple[Region, int]:
+    def reach(self, begin: int, end: int) -> tuple[BufferMemory, int]:
         """Return the memory with these bytes, counted from the first one of this, and where that lies in it.
 
         A column of a matrix begins at an array of one element, and goes on behind it: its bytes are those of the object
@@ -61,7 +61,7 @@ class Region:
         first = _address(self._source) - _address(whole)
         if not 0 <= first + begin <= first + end <= whole.size:
             return self, 0
-        reached = Region(whole)
+        reached = BufferMemory(whole)
         reached.readonly = reached.readonly or self.readonly
         return reached, first
 
@@ -88,10 +88,10 @@ class Region:
 class Buffer:
     """A number of elements of one layout in memory, from an offset in bytes."""
 
-    __slots__ = ("_target", "count", "layout", "offset", "region")
+    __slots__ = ("_target", "count", "layout", "memory", "offset")
 
-    def __init__(self, region: Region, offset: int, count: int, layout: Layout) -> None:
-        self.region, self.offset, self.count, self.layout = region, offset, count, layout
+    def __init__(self, memory: BufferMemory, offset: int, count: int, layout: Layout) -> None:
+        self.memory, self.offset, self.count, self.layout = memory, offset, count, layout
         self._target: NDArray[Any] | None = None
 
     @property
@@ -101,11 +101,11 @@ class Buffer:
 
     def data(self) -> NDArray[Any]:
         """Return the elements one after the other: a view if they lie so, else a copy."""
-        return self.layout.pack(self.region.read(), self.offset, self.count)
+        return self.layout.pack(self.memory.read(), self.offset, self.count)
 
     def target(self) -> NDArray[Any]:
         """Return an array to receive the elements in; `store` follows."""
-        memory = self.region.write()
+        memory = self.memory.write()
         if self.layout.contiguous:
             self._target = None
             return self.layout.pack(memory, self.offset, self.count)
@@ -116,11 +116,11 @@ class Buffer:
     def store(self, nbytes: int | None = None) -> None:
         """Store what was received in `target`: all of it, or the first bytes."""
         if self._target is None:
-            self.region.flush(self.offset, self.offset + (self.nbytes if nbytes is None else nbytes))
+            self.memory.flush(self.offset, self.offset + (self.nbytes if nbytes is None else nbytes))
         else:
             data = self._target.view(np.uint8)[:nbytes]
-            self.layout.unpack(data, self.region.write(), self.offset, self.count)
-            self.region.flush()
+            self.layout.unpack(data, self.memory.write(), self.offset, self.count)
+            self.memory.flush()
 
 
 class Blocks:
@@ -130,8 +130,8 @@ class Blocks:
         lengths: The bytes of each block.
     """
 
-    def __init__(self, region: Region, counts: list[int], offsets: list[int], layouts: Sequence[Layout]) -> None:
-        self.region, self.counts, self.offsets, self.layouts = region, counts, offsets, layouts
+    def __init__(self, memory: BufferMemory, counts: list[int], offsets: list[int], layouts: Sequence[Layout]) -> None:
+        self.memory, self.counts, self.offsets, self.layouts = memory, counts, offsets, layouts
         self.lengths = [count * each.size for count, each in zip(counts, layouts, strict=True)]
         self._target: NDArray[Any] | None = None
         bases = {each.base for each in layouts}
@@ -143,7 +143,7 @@ class Blocks:
         if whole:
             data = whole.data().view(self._base)
         else:
-            memory = self.region.read()
+            memory = self.memory.read()
             rows = zip(self.layouts, self.offsets, self.counts, strict=True)
             blocks = [each.pack(memory, at, count).view(np.uint8) for each, at, count in rows if count]
             data = np.concatenate(blocks or [np.empty(0, np.uint8)]).view(self._base)
@@ -151,7 +151,7 @@ class Blocks:
 
     def target(self) -> NDArray[Any]:
         """Return an array to receive the blocks in, one after the other; `store` follows."""
-        memory = self.region.write()
+        memory = self.memory.write()
         if whole := self._as_one():
             self._target = None
             return whole.layout.pack(memory, whole.offset, whole.count).view(self._base)
@@ -164,11 +164,11 @@ class Blocks:
             if whole := self._as_one():
                 whole.store()
         else:
-            memory, data, start = self.region.write(), self._target.view(np.uint8), 0
+            memory, data, start = self.memory.write(), self._target.view(np.uint8), 0
             for each, at, count, length in zip(self.layouts, self.offsets, self.counts, self.lengths, strict=True):
                 each.unpack(data[start : start + length], memory, at, count)
                 start += length
-            self.region.flush()
+            self.memory.flush()
 
     def _as_one(self) -> Buffer | None:
         """Return the blocks as one, if they lie one after the other."""
@@ -178,7 +178,7 @@ class Blocks:
                 return None
             end = at + length if count else end
         first = next((at for at, count in zip(self.offsets, self.counts, strict=True) if count), 0)
-        return Buffer(self.region, first, sum(self.counts), self.layouts[0]) if self.layouts else None
+        return Buffer(self.memory, first, sum(self.counts), self.layouts[0]) if self.layouts else None
 
 
 def covered(elements: Sequence[tuple[int, int, Layout]]) -> tuple[int, int]:
@@ -188,7 +188,7 @@ def covered(elements: Sequence[tuple[int, int, Layout]]) -> tuple[int, int]:
     return min(lows, default=0), max(highs, default=0)
 
 
-def absolute(elements: Sequence[tuple[int, int, Layout]]) -> tuple[Region, int]:
+def absolute(elements: Sequence[tuple[int, int, Layout]]) -> tuple[BufferMemory, int]:
     """Return the memory that elements (offset, count, layout) at absolute addresses cover, and its address.
 
     The addresses are those of host memory, which outlives the transfer: there is no object to keep it alive.
@@ -197,7 +197,7 @@ def absolute(elements: Sequence[tuple[int, int, Layout]]) -> tuple[Region, int]:
     if low < high and low < PAGE:
         text = f"message: expected addresses of Get_address with BOTTOM, got a datatype or displacement at {low}"
         raise ValueError(text)
-    return Region(buffer.fromaddress(low, high - low)), low
+    return BufferMemory(buffer.fromaddress(low, high - low)), low
 
 
 def _whole(source: NDArray[Any]) -> NDArray[np.uint8]:

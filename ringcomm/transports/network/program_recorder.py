@@ -20,11 +20,11 @@ from ringcomm.algorithms.schedule import (
 )
 from ringcomm.algorithms.select import SLOW_LINK, AlgorithmSelector
 from ringcomm.transports.blocks import Blockwise
-from ringcomm.transports.network.layout import HostLayout
+from ringcomm.transports.network.host_layout import HostLayout
 from ringcomm.transports.network.steps import HostCollective, Stages, Step, pipelined
 from ringcomm.types import COLLECTIVES
 
-__all__ = ["Counts", "Recorder", "number_of_chunks"]
+__all__ = ["Counts", "ProgramRecorder", "number_of_chunks"]
 
 Counts = Sequence[int]
 # Chunks pay where a rank has time while its host sends. With two ranks on each of two hosts, on two cores, all_reduce
@@ -37,7 +37,7 @@ def number_of_chunks(size: int, rails: int, hosts: int, link: LinkCost) -> int:
     return max(1, size // (MESSAGE_BYTES * rails * hosts)) if link.byte_time >= SLOW_LINK else 1
 
 
-class Recorder:
+class ProgramRecorder:
     """Records the steps of one rank in one call."""
 
     def __init__(self, hosts: HostLayout, call: Blockwise, in_place: bool, selector: AlgorithmSelector) -> None:

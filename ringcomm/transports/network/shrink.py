@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from ringcomm.bootstrap.client import ANSWER_TIMEOUT, Client, find_endpoint
+from ringcomm.bootstrap.client import ANSWER_TIMEOUT, Client
+from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.membership import RECONNECT_TIMEOUT, reconnect_timeout
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.session import SHRINK

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringcomm.transports.network.layout import layout_of
+from ringcomm.transports.network.host_layout import layout_of
 
 
 @pytest.mark.parametrize(

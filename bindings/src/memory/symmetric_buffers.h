@@ -9,18 +9,18 @@
 
 namespace ringcomm {
 
-size_t region_part_bytes(size_t bytes);
+size_t symmetric_part_bytes(size_t bytes);
 
-class Region {
+class SymmetricBuffer {
 public:
-    Region(std::shared_ptr<File> file, uint64_t offset, size_t bytes, int rank, int size);
-    ~Region();
-    Region(const Region&) = delete;
+    SymmetricBuffer(std::shared_ptr<File> file, uint64_t offset, size_t bytes, int rank, int size);
+    ~SymmetricBuffer();
+    SymmetricBuffer(const SymmetricBuffer&) = delete;
 
     std::byte* data() const { return part(rank_); }
     // Where bytes of this rank's part lie in the file; 0: not there.
     uint64_t locate(const std::byte* address, size_t bytes) const;
-    // The address of a location here; nullptr: it is not in this region.
+    // The address of a location here; nullptr: it is not in this buffer.
     std::byte* resolve(uint64_t location) const;
 
     // This rank's owner releases its part. Peers may still read it, so the mapping stays until all have released.
@@ -28,7 +28,7 @@ public:
     bool released_by_all() const { return counters().released.load() == uint32_t(size_); }
 
 private:
-    // At the end of rank 0's part: how many ranks have released the region, and how many have destroyed it.
+    // At the end of rank 0's part: how many ranks have released the buffer, and how many have destroyed it.
     struct Counters {
         std::atomic<uint32_t> released, destroyed;
     };
@@ -44,19 +44,19 @@ private:
     std::shared_ptr<Mapping> mapping_;
 };
 
-// The regions of a communicator that some rank still holds.
-class RegionTable {
+// The buffers of a communicator that some rank still holds.
+class SymmetricBufferTable {
 public:
-    void add(std::shared_ptr<Region> region);
-    uint64_t locate(const std::byte* address, size_t bytes);  // 0: in no region
-    std::shared_ptr<std::byte> resolve(uint64_t location);    // nullptr: in no region
-    void release(Region& region);
+    void add(std::shared_ptr<SymmetricBuffer> buffer);
+    uint64_t locate(const std::byte* address, size_t bytes);  // 0: in none
+    std::shared_ptr<std::byte> resolve(uint64_t location);    // nullptr: in none
+    void release(SymmetricBuffer& buffer);
 
 private:
     void sweep();
 
     std::mutex mutex_;
-    std::vector<std::shared_ptr<Region>> regions_;
+    std::vector<std::shared_ptr<SymmetricBuffer>> buffers_;
 };
 
 }  // namespace ringcomm
