@@ -1,6 +1,6 @@
 """A start of ranks that run already, on hosts that this machine plays: seconds of `ringcomm.init` and a barrier.
 
-    python benchmarks/init.py 2x8 8x8 2x64            hosts x ranks on each
+    python benchmarks/init.py 1x128 2x64 8x8          hosts x ranks on each
 
 Needs root, and an idle machine. The hosts are network namespaces (hosts.py). A row has the slowest rank of each
 repetition, and what start_cost predicts where all ranks share the cores of this machine, for a connection of each rank
@@ -25,22 +25,20 @@ REPETITIONS = 5
 
 def start(layout: str) -> None:
     """Run this program on the ranks of each host."""
-    count, local = layout.split("x")
+    count, local = map(int, layout.split("x"))
     environment = os.environ | {"RINGCOMM_JOB_SECRET": secrets.token_hex(32)}
-    with hosts(int(count)) as on:
-        nodes = []
-        for node, host in enumerate(on):
-            job = [
-                f"--nnodes={count}",
-                f"--node-rank={node}",
-                f"--master-addr={on[0].addresses[0]}",
-                "--master-port=29500",
-            ]
-            run = [sys.executable, "-m", "ringcomm", "run", *job, "--bind=none", "-n", local, __file__, layout]
-            nodes.append(subprocess.Popen([*host.enter, *run], env=environment))
-        statuses = [node.wait() for node in nodes]
-        if any(statuses):
-            raise SystemExit(f"{layout}: the launchers ended with {statuses}")
+    program = ["--bind=none", "-n", str(local), __file__, layout]
+    run = [sys.executable, "-m", "ringcomm", "run"]
+    if count == 1:
+        statuses = [subprocess.run([*run, *program], check=False).returncode]
+    else:
+        with hosts(count) as on:
+            job = [f"--nnodes={count}", f"--master-addr={on[0].addresses[0]}", "--master-port=29500"]
+            commands = [[*host.enter, *run, *job, f"--node-rank={node}", *program] for node, host in enumerate(on)]
+            nodes = [subprocess.Popen(command, env=environment) for command in commands]
+            statuses = [node.wait() for node in nodes]
+    if any(statuses):
+        raise SystemExit(f"{layout}: the launchers ended with {statuses}")
 
 
 def measure(layout: str) -> None:

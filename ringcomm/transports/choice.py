@@ -1,5 +1,6 @@
 """Which transport connects the ranks of a job."""
 
+from functools import cache
 from importlib import import_module
 from typing import cast
 
@@ -15,6 +16,7 @@ __all__ = ["choose_transport", "find_transports"]
 ENTRY_POINTS = "ringcomm.transports"  # the group in which other packages name theirs
 
 
+@cache
 def find_transports() -> dict[str, TransportModule]:
     """Return by name the modules and packages of ringcomm.transports that Config(transport=…) can name."""
     from pkgutil import iter_modules
@@ -33,7 +35,7 @@ def choose_transport(place: Place, config: Config) -> TransportModule:
 
     known = find_transports()
     others = entry_points(group=ENTRY_POINTS) if name not in (None, *known) else ()
-    known |= {each.name: each.load() for each in others if each.name == name}
+    known = known | {each.name: each.load() for each in others if each.name == name}
     serving = [each for each, module in known.items() if module.serves(place)]
     where = f"launcher: {place.launcher}, {'several hosts' if place.hosts else 'one host'}"
     if name not in (None, *known):

@@ -16,6 +16,8 @@ from ringcomm.types import DTYPES
 
 __all__ = ["HostStore", "SharingStore"]
 
+LENGTH_BYTES = 8  # of what is shared
+
 
 class HostStore:
     """The part of a store that the ranks of one host, `here`, use among themselves."""
@@ -58,10 +60,8 @@ class SharingStore:
         if local.size == 1:
             return data
         try:
-            length = local.all_gather_facts("all_gather", len(data), timeout)[0]
-            shared = bytearray(length if local.rank else data)
-            pointer = ffi.from_buffer(shared)
-            local.fused["broadcast"](CollectiveCall(pointer, pointer, length, DTYPES["uint8"]), timeout)
+            length = self._broadcast(bytearray(len(data).to_bytes(LENGTH_BYTES)), timeout)
+            shared = self._broadcast(bytearray(data) if local.rank == 0 else bytearray(int.from_bytes(length)), timeout)
         except (PeerLost, CollectiveTimeout) as error:  # by its rank on this host
             self.check(ask=True)
             if error.rank is None:
@@ -71,3 +71,9 @@ class SharingStore:
                 raise lost_in_start(rank_in_job(self.members, rank)) from None
             raise missing_ranks([rank], self._size, timeout, members=self.members) from None
         return bytes(shared)
+
+    def _broadcast(self, data: bytearray, timeout: float) -> bytearray:
+        """Give all ranks of this host what its first one has; the others give room for it."""
+        pointer = ffi.from_buffer(data)
+        self._local.fused["broadcast"](CollectiveCall(pointer, pointer, len(data), DTYPES["uint8"]), timeout)
+        return data

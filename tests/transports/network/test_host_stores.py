@@ -16,9 +16,10 @@ class Local:
     rank, size = 1, 2
 
     def __init__(self, error):
+        self.fused = {"broadcast": self.fail}
         self.error = error
 
-    def all_gather_facts(self, *_):
+    def fail(self, *_):
         raise self.error
 
 
