@@ -1,4 +1,4 @@
-"""What a layer does in inference, as direct calls: linear layers with packed weights, and sums over a group."""
+"""What a layer does in inference, as direct calls: linear layers with packed weights, sums and gathers of a group."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,12 +13,6 @@ from ringcomm.torch.shared import communicator_of
 __all__ = ["Function", "in_place_sum", "packed_linear"]
 
 Function = Callable[[torch.Tensor], torch.Tensor]
-ONEDNN: Any = torch.ops.mkldnn  # its first name
-IS_SUPPORTED = {
-    torch.float32: lambda: True,
-    torch.bfloat16: ONEDNN._is_mkldnn_bf16_supported,
-    torch.float16: ONEDNN._is_mkldnn_fp16_supported,
-}
 
 
 def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Function:
@@ -31,7 +25,8 @@ def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Fun
     weight = weight.detach()
     if not _packs(weight):
         return partial(F.linear, weight=weight, bias=bias)
-    packed, linear = ONEDNN._reorder_linear_weight(weight.contiguous()), ONEDNN._linear_pointwise.default
+    onednn: Any = torch.ops.mkldnn  # these operations are those that torch's compiler calls
+    packed, linear = onednn._reorder_linear_weight(weight.contiguous()), onednn._linear_pointwise.default
     return lambda x: linear(x, packed, bias, "none", [], "")
 
 
@@ -47,6 +42,11 @@ def in_place_sum(group: dist.ProcessGroup, device: torch.device) -> Callable[[to
 
 
 def _packs(weight: torch.Tensor) -> bool:
-    """Return whether oneDNN packs this weight. These operations are those that torch's compiler calls."""
     is_there: Any = torch.backends.mkldnn.is_available
-    return weight.is_cpu and is_there() and bool(IS_SUPPORTED.get(weight.dtype, lambda: False)())
+    if not (weight.is_cpu and is_there()):
+        return False
+    onednn: Any = torch.ops.mkldnn
+    if weight.dtype in (torch.bfloat16, torch.float16):
+        is_half = weight.dtype is torch.float16
+        return bool(onednn._is_mkldnn_fp16_supported() if is_half else onednn._is_mkldnn_bf16_supported())
+    return weight.dtype is torch.float32
