@@ -18,9 +18,9 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Function:
     """Return the function (…, in) → (…, out) of F.linear, for inference, with a weight (out, in) that does not change.
 
-    On a CPU, F.linear lets oneDNN reorder the weight in each call, which takes longer than the product with few rows.
-    Here it does so once, in a copy: one row takes a third to a half of the time, in bfloat16 with the same bits (AMD
-    EPYC of family 26, torch 2.13). On other devices and for other dtypes this is F.linear.
+    On a CPU, F.linear lets oneDNN reorder the weight in each call, which with few rows takes longer than the product.
+    Here it does so once, in a copy. The bits are the same in bfloat16 on the CPUs that were tried (AVX-512, torch
+    2.13). On other devices, for other dtypes and where oneDNN has no kernels for the dtype this is F.linear.
     """
     weight = weight.detach()
     if not _packs(weight):
