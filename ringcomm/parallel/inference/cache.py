@@ -20,6 +20,7 @@ class KVCache:
         like: a tensor with the dtype and device
 
     Attributes:
+        batch: number of sequences
         length: number of tokens that each sequence has so far, with padding
         capacity: number of tokens that it can have
         layers: the keys and values of each layer
@@ -28,7 +29,7 @@ class KVCache:
     def __init__(
         self, layers: int, shape: tuple[int, int, int, int], padding: torch.Tensor | None, like: torch.Tensor
     ) -> None:
-        self.length, self.capacity = 0, shape[2]
+        self.batch, self.length, self.capacity = shape[0], 0, shape[2]
         self.layers: list[torch.Tensor] = [*like.new_empty(layers, 2, *shape)]
         self._padding = padding
 

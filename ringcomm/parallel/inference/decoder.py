@@ -68,10 +68,13 @@ class Decoder:
         """Return an empty cache for sequences of up to `capacity` tokens; see `KVCache`.
 
         Raises:
-            ArgumentError: a number is less than 1, or `capacity` more than the `context` of the model.
+            ArgumentError: a number is less than 1, `capacity` more than the `context` of the model, or `padding` has
+                another shape than (B,).
         """
         capacity = integer("capacity of a cache", capacity, 1, self.config.context)
         shape = (integer("batch", batch, 1), self._blocks[0].kv_heads, capacity, self._blocks[0].width)
+        if padding is not None and padding.shape != (batch,):
+            raise refuse("shape of padding", (batch,), tuple(padding.shape))
         return KVCache(len(self._blocks), shape, padding, self._embedding.weight)
 
     @torch.inference_mode()
@@ -81,9 +84,11 @@ class Decoder:
         A row that pads the vocabulary has the logit -∞.
 
         Raises:
-            ArgumentError: the cache has no memory for them, or an id is not in the vocabulary (see
-                `VocabParallelEmbedding`).
+            ArgumentError: the ids have another shape, the cache has no memory for them, or one is not in the vocabulary
+                (see `VocabParallelEmbedding`).
         """
+        if ids.dim() != 2 or len(ids) != cache.batch or not ids.shape[1]:
+            raise refuse("shape of ids", f"({cache.batch}, at least 1)", tuple(ids.shape))
         where = cache.next(ids.shape[1])
         positions, rotation = cache.positions(where), None
         x = self._embedding.partial(ids)

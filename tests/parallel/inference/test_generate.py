@@ -169,6 +169,10 @@ def test_what_does_not_fit_is_refused_and_the_model_goes_on():
     assert cache.length == 3
     decoder(torch.tensor([[4]]), cache)
     assert refused(decoder, torch.tensor([[5]]), cache).endswith("got 5")
+    for shape in ((2, 1), (1, 0), (1,)):
+        text = refused(decoder, torch.ones(shape, dtype=torch.int64), decoder.cache(1, 4))
+        assert text == f"shape of ids: expected (1, at least 1), got {shape}"
+    assert refused(decoder.cache, 2, 4, torch.tensor([1])) == "shape of padding: expected (2,), got (1,)"
     assert "from 1 to 16, got 17" in refused(decoder.cache, 1, 17)
     assert "from 1 to 16, got 17" in refused(generate, decoder, PROMPTS, 13)
     assert len(generate(decoder, PROMPTS, 12)[0]) == 12
