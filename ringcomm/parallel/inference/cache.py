@@ -52,7 +52,7 @@ class KVCache:
     def mask(self, where: slice) -> torch.Tensor | None:
         """Return what is added to the scores of tokens, (B, 1, S, end) or (S, end); None: nothing but causality.
 
-        A padding token attends to itself, because the softmax of no scores is not a number.
+        Padding attends to nothing, for which torch's attention returns zeros.
         """
         tokens = where.stop - where.start
         if self._padding is None and (where.start == 0 or tokens == 1):
@@ -62,5 +62,5 @@ class KVCache:
         queries = columns[where, None]
         attends = columns <= queries
         if self._padding is not None:
-            attends = (attends & (columns >= self._padding[:, None, None]) | (columns == queries))[:, None]
+            attends = (attends & (columns >= self._padding[:, None, None]))[:, None]
         return like.new_zeros(attends.shape).masked_fill(~attends, -torch.inf)
