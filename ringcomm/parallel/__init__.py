@@ -20,6 +20,10 @@ from ringcomm.parallel.data.one_bit_adam import OneBitAdam
 from ringcomm.parallel.data.zero.sharded_optimizer import ShardedOptimizer
 from ringcomm.parallel.experts.layer import Experts, set_loss_factor
 from ringcomm.parallel.grid import Axis, Grid
+from ringcomm.parallel.inference.cache import KVCache
+from ringcomm.parallel.inference.decoder import Decoder
+from ringcomm.parallel.inference.generate import generate, stream_tokens
+from ringcomm.parallel.inference.sampling import Sampling
 from ringcomm.parallel.model.activations import offload_activations, sharded_checkpoint
 from ringcomm.parallel.model.gpt import GPTConfig, GPTStage, gpt_loss, gpt_stages, gpt_tied_weights
 from ringcomm.parallel.model.metrics import StepMeter, StepMetrics, count_parameters, flops_per_token, measure_peak
@@ -57,6 +61,7 @@ __all__ = [
     "CoreAttention",
     "CountedLoss",
     "DataParallel",
+    "Decoder",
     "Experts",
     "GPTConfig",
     "GPTStage",
@@ -64,6 +69,7 @@ __all__ = [
     "GridAttention",
     "GridLinear",
     "GridMLP",
+    "KVCache",
     "MixedPrecision",
     "OffloadedOptimizer",
     "OneBitAdam",
@@ -73,6 +79,7 @@ __all__ = [
     "Pipeline",
     "PipelineSchedule",
     "RowParallelLinear",
+    "Sampling",
     "SequenceParallelDropout",
     "SequenceParallelLayerNorm",
     "SequenceParallelRMSNorm",
@@ -96,6 +103,7 @@ __all__ = [
     "flops_per_token",
     "full_tensors",
     "gather_from",
+    "generate",
     "get_rng_states",
     "gpt_loss",
     "gpt_stages",
@@ -119,6 +127,7 @@ __all__ = [
     "set_rng_states",
     "sharded_checkpoint",
     "split_sequence",
+    "stream_tokens",
     "ulysses_attention",
     "vocab_parallel_cross_entropy",
 ]

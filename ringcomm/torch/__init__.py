@@ -7,6 +7,7 @@ Importing this module registers the backend; so does `import torch` where ringco
 from ringcomm_torch_backend import register
 
 from ringcomm.torch.elastic import grow, init_process_group, load_latest, shrink
+from ringcomm.torch.local_tensors import local_tensors
 from ringcomm.torch.memory import symmetric_memory
 from ringcomm.torch.rms_norm import all_reduce_rms_norm
 from ringcomm.torch.shared import shared_arrays, shared_empty
@@ -17,6 +18,7 @@ __all__ = [
     "grow",
     "init_process_group",
     "load_latest",
+    "local_tensors",
     "shared_arrays",
     "shared_empty",
     "shrink",

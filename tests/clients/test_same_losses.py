@@ -38,6 +38,7 @@ def program(name, size, client="torch"):
         program("accelerate_loop", 2, "accelerate"),
         program("hf_trainer", 2, "transformers"),
         *(program("hf_weights", size, "transformers") for size in (1, 2, 4)),
+        *(program("hf_tensor_parallel", size, "transformers") for size in (2, 4)),
         program("deepspeed_zero", 2, "deepspeed"),
         program("torchmetrics_states", 4, "torchmetrics"),
         program("ignite_trainer", 2, "ignite"),

@@ -234,3 +234,29 @@ def test_the_sum_of_arrays_on_gpus_is_correct_on_the_emulated_device():
     assert run.returncode == 0, run.stderr
     assert sorted(re.findall(r"(\d) of 2 on the emulated device$", run.stdout, re.MULTILINE)) == ["1", "2"]
     assert re.search(r"all_reduce of 65,536 bytes: [\d.,]+ us, bus bandwidth [\d.e-]+ GB/s$", run.stdout, re.MULTILINE)
+
+
+def served(ranks, *options):
+    """Run the program that serves a small random Llama; return its exit status, and what it prints."""
+    sizes = ["--layers=2", "--hidden=64", "--heads=8", "--kv-heads=2", "--inner=96", "--vocab=101", "--context=64"]
+    command = [sys.executable, "-m", "ringcomm", "run", "-n", str(ranks), EXAMPLES / "serve_llama.py", *sizes, *options]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=harness.OPERATION)
+    return run.returncode, run.stdout + run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_llama_on_several_ranks_says_what_it_says_on_one():
+    options = "--dtype=float32", "--prompt=3 1 4", "--prompt=15", "--new-tokens=20"
+    for more in ((), ("--temperature=0.8", "--top-k=20", "--top-p=0.9")):
+        printed = {ranks: served(ranks, *options, *more) for ranks in (1, 2, 4)}
+        assert [status for status, _ in printed.values()] == [0, 0, 0], printed
+        said = [re.findall(r"^\[0\] (\d.* -> .*)$", text, re.MULTILINE) for _, text in printed.values()]
+        assert said[0] == said[1] == said[2]
+        assert [len(line.split()) for line in said[0]] == [3 + 1 + 20, 1 + 1 + 20]
+        for ranks, (_, text) in printed.items():
+            assert re.search(rf"^\[0\] 70,592 parameters in float32 on {ranks} ranks$", text, re.MULTILINE), text
+            assert re.search(r"^\[0\] decode: [\d,.]+ tokens/s, [\d.]+ ms a step$", text, re.MULTILINE), text
+    status, text = served(2, "--prompt=3 101")
+    assert status != 0
+    assert "serve_llama.py: error: token ids: expected numbers from 0 to 100, got some from 3 to 101" in text

@@ -160,9 +160,10 @@ class ParallelAttention(nn.Module):
             mask: in place of causality: True for the pairs that attend, or numbers that are added to their scores, of a
                 shape that broadcasts to (B, heads/t, S, S); not with `cp`
         """
-        keys, keys_weight = self._keys()
+        weight, bias = self.own_keys()
+        keys = self.key_value if self.shard_keys else partial(F.linear, weight=weight, bias=bias)
         layers: list[Callable[[torch.Tensor], torch.Tensor]] = [self.query, keys]
-        weights = [self.query.weight, keys_weight]
+        weights = [self.query.weight, weight]
         query, key_value = enter_linear(x, layers, weights, self.tp, self.sequence_parallel)
         query = query.view(*query.shape[:2], -1, self.width).transpose(1, 2)
         key, value = key_value.view(*key_value.shape[:2], -1, 2, self.width).permute(3, 0, 2, 1, 4)
@@ -173,17 +174,17 @@ class ParallelAttention(nn.Module):
         out: torch.Tensor = self.out(self.core(query, key, value, mask).transpose(1, 2).flatten(2))
         return out
 
-    def _keys(self) -> tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]:
-        """Return the layer of this rank's keys and values, and its weight."""
+    def own_keys(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the weight and bias of this rank's keys and values, of which those of a head are adjacent."""
+        weight, bias = self.key_value.weight, self.key_value.bias
         if self.shard_keys:
-            return self.key_value, self.key_value.weight
+            return weight, bias
         head = self.tp.rank * self.kv_heads // self.tp.size
 
         def own(full: torch.Tensor) -> torch.Tensor:
             return copy_to(full, self.tp).chunk(self.kv_heads)[head]
 
-        weight, bias = own(self.key_value.weight), self.key_value.bias
-        return partial(F.linear, weight=weight, bias=None if bias is None else own(bias)), weight
+        return own(weight), None if bias is None else own(bias)
 
 
 def rotary_embedding(x: torch.Tensor, base: float = 10_000.0, positions: torch.Tensor | None = None) -> torch.Tensor:
@@ -192,11 +193,21 @@ def rotary_embedding(x: torch.Tensor, base: float = 10_000.0, positions: torch.T
     The positions are S numbers; None: 0 to S - 1. Elements i and i + D/2 of a head are a pair, as in Llama; position s
     rotates it by s · base^(-2i/D).
     """
-    length, width = x.shape[-2:]
-    wide = torch.promote_types(x.dtype, torch.float32)
-    pairs = torch.arange(width // 2, dtype=wide, device=x.device)
-    positions = torch.arange(length, device=x.device) if positions is None else positions
-    angles = torch.outer(positions.to(pairs), base ** (-2 * pairs / width))
-    cos, sin = angles.cos(), angles.sin()
-    first, second = x.to(wide).chunk(2, -1)
+    positions = torch.arange(x.shape[-2], device=x.device) if positions is None else positions
+    return rotate(x, *rotations(positions, x.shape[-1], base, x.dtype))
+
+
+def rotations(
+    positions: torch.Tensor, width: int, base: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cosines and sines (..., D/2) of the angles by which positions (...) rotate heads of width D."""
+    wide = torch.promote_types(dtype, torch.float32)
+    pairs = torch.arange(width // 2, dtype=wide, device=positions.device)
+    angles = positions[..., None].to(wide) * base ** (-2 * pairs / width)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate the pairs of heads (..., D)."""
+    first, second = x.to(cos.dtype).chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)

@@ -184,12 +184,16 @@ class VocabParallelEmbedding(ShardedLayer):
         self.keep_shard(nn.Embedding(num_embeddings, embedding_dim))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return leave(self.partial(ids), self.tp, self.sequence_parallel)
+
+    def partial(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return what this rank contributes: (B, S, H), before the sum over the ranks."""
         check_ids("token ids", ids, self.num_embeddings)
         local = ids - self.tp.rank * len(self.weight)
         # An id outside the vocabulary is not masked, so that the lookup fails.
         elsewhere = ((local < 0) | (local >= len(self.weight))) & (ids >= 0) & (ids < self.num_embeddings)
         x = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
-        return leave(x.masked_fill(elsewhere.unsqueeze(-1), 0), self.tp, self.sequence_parallel)
+        return x.masked_fill(elsewhere.unsqueeze(-1), 0)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, tp={self.tp.size}"
