@@ -13,7 +13,7 @@ from ringcomm.errors import ArgumentError, unknown
 from ringcomm.machine.files import check_writable
 
 __all__ = [
-    *("integer", "not_negative", "one_of", "output", "parse_bytes", "picture"),
+    *("integer", "module", "not_negative", "one_of", "output", "parse_bytes", "picture"),
     *("positive", "readable", "several", "sizes", "whole"),
 ]
 
@@ -52,6 +52,12 @@ def not_negative(text: str) -> float:
         if 0 <= float(text) < inf:
             return float(text)
     raise ArgumentTypeError(f"expected a number from 0 on, got {text!r}")
+
+
+def module(text: str) -> str:
+    if not all(part.isidentifier() for part in text.split(".")):
+        raise ArgumentTypeError(f"expected the name of a module, got {text!r}")
+    return text
 
 
 def output(text: str) -> Path:

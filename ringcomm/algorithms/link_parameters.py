@@ -1,17 +1,20 @@
 """The cost of the link between hosts, for choosing algorithms: as set, measured, said by interfaces, or by default."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations_with_replacement
 from typing import Any
 
 from ringcomm.algorithms.cost import CLUSTER, LinkCost
-from ringcomm.algorithms.select import AlgorithmSelector
+from ringcomm.algorithms.select import AlgorithmSelector, is_slow
 from ringcomm.config import Config, tuning_file
 from ringcomm.machine import interfaces, tuning
 
 __all__ = ["LINKS", "flows_per_address", "link_facts", "link_parameters", "selector"]
 
 LINKS = ("sockets", "ucx", "mpi")  # in the names of transports
+log = logging.getLogger("ringcomm")
+
 DEFAULTS = (CLUSTER.inter_node.latency * 1e6, 1e-9 / CLUSTER.inter_node.byte_time)  # µs, GB/s
 
 Facts = Mapping[str, Any]
@@ -64,6 +67,8 @@ def _measured(ranks: Sequence[Facts], link: str) -> list[Mapping[str, float]]:
 
 def selector(config: Config, ranks: Sequence[Facts], link: str) -> AlgorithmSelector:
     """Return what chooses the algorithms of a job between hosts."""
-    (latency, _), (bandwidth, _) = link_parameters(config, ranks, link)
+    (latency, of_latency), (bandwidth, of_bandwidth) = link_parameters(config, ranks, link)
+    text = "the link between hosts: %g µs (%s), %g GB/s (%s), by which algorithms are chosen"
+    log.info(text, latency, of_latency, bandwidth, of_bandwidth)
     cost = LinkCost(latency * 1e-6, 1e-9 / bandwidth)
-    return AlgorithmSelector(config.algorithm, CLUSTER._replace(inter_node=cost))
+    return AlgorithmSelector(config.algorithm, CLUSTER._replace(inter_node=cost), is_slow(cost))

@@ -9,9 +9,9 @@ from ringcomm.algorithms.cost import CLUSTER, Cluster, LinkCost, algorithm_cost,
 from ringcomm.algorithms.schedule import ALGORITHMS, Algorithm, Lengths
 from ringcomm.errors import unknown
 
-__all__ = ["SLOW_LINK", "AlgorithmSelector", "check_name", "hierarchical_cost", "select"]
+__all__ = ["AlgorithmSelector", "check_name", "hierarchical_cost", "is_slow", "select"]
 
-SLOW_LINK = 1 / 0.25e9  # seconds per byte: what moves over it takes longer than all else
+SLOW_LINK = 1 / 0.25e9  # seconds per byte
 ABOUT = 0.01  # costs that differ by less are about the same
 
 
@@ -27,11 +27,12 @@ class AlgorithmSelector(NamedTuple):
 
     name: str | None
     cluster: Cluster
+    slow: bool = False  # the link between nodes is
 
     def sharing(self, groups: int) -> "AlgorithmSelector":
         """Return the selector of one of `groups` groups that share the links between nodes."""
         latency, byte_time = self.cluster.inter_node
-        return AlgorithmSelector(self.name, self.cluster._replace(inter_node=LinkCost(latency, byte_time * groups)))
+        return self._replace(cluster=self.cluster._replace(inter_node=LinkCost(latency, byte_time * groups)))
 
     def of(self, collective: str, size: int, lengths: Lengths, item: int) -> Algorithm:
         """Return the algorithm for a call of `size` ranks; `item` is the bytes of an element.
@@ -44,18 +45,30 @@ class AlgorithmSelector(NamedTuple):
         named = ALGORITHMS[collective].get(self.name or "")
         if named and (equal_blocks or not named.equal_blocks):
             return named
-        return select(collective, size, lengths.total, item, self.cluster, equal_blocks)
+        return select(collective, size, lengths.total, item, self.cluster, equal_blocks, self.slow)
+
+
+def is_slow(link: LinkCost) -> bool:
+    """Return whether what moves over a link takes longer than all else."""
+    return link.byte_time >= SLOW_LINK
 
 
 @lru_cache(maxsize=4096)
 def select(
-    collective: str, size: int, elements: float, item: int, cluster: Cluster = CLUSTER, equal_blocks: bool = True
+    collective: str,
+    size: int,
+    elements: float,
+    item: int,
+    cluster: Cluster = CLUSTER,
+    equal_blocks: bool = True,
+    slow: bool = False,
 ) -> Algorithm:
     """Return the cheapest algorithm for `elements` of `item` bytes in the larger array, on `size` ranks.
 
     Over a slow link, of those that cost about the same, the one whose ranks change their peers the least often: ranks
     are never quite in step, and what two peers send at once shares the link of the receiver, so both are late. A ring
     has one sender for each receiver. (Four hosts at 1 Gbit/s, 16 MiB: 213 ms by ring, 216 to 276 by halving_doubling.)
+    Two ranks have no other peers.
 
     The result depends on the arguments only, so all ranks select the same. Without `equal_blocks`, algorithms that need
     blocks of one length are excluded.
@@ -64,13 +77,14 @@ def select(
     fitting = [algorithm for algorithm in found if equal_blocks or not algorithm.equal_blocks]
     costs = {algorithm: algorithm_cost(algorithm, size, elements, item, cluster) for algorithm in fitting}
     best = min(fitting, key=lambda algorithm: costs[algorithm])
-    if cluster.inter_node.byte_time < SLOW_LINK or size == 2:
+    if size == 2 or not slow:
         return best
     near = [algorithm for algorithm in fitting if costs[algorithm] <= costs[best] * (1 + ABOUT)]
-    return min(near, key=lambda algorithm: (_changes_of_peer(algorithm, size, elements), costs[algorithm]))
+    return min(near, key=lambda algorithm: (_phases(algorithm, size, elements), costs[algorithm]))
 
 
-def _changes_of_peer(algorithm: Algorithm, size: int, elements: float) -> int:
+def _phases(algorithm: Algorithm, size: int, elements: float) -> int:
+    """Return the number of terms of the closed form: in those of large arrays, a rank has one peer in each."""
     return sum(term.span > 1 for term in algorithm.rounds(size, elements))
 
 
@@ -88,5 +102,5 @@ def hierarchical_cost(nodes: int, elements: float, item: int, cluster: Cluster) 
     )
     rest = elements - share
     inside = [CostTerm(1, rest, local, senders=0, work=rest), CostTerm(1, rest, local, senders=0)] if local > 1 else []
-    best = select("all_reduce", nodes, share, item, across)
+    best = select("all_reduce", nodes, share, item, across, slow=is_slow(cluster.inter_node))
     return closed_form_cost(inside, local, item, cluster) + algorithm_cost(best, nodes, share, item, across)

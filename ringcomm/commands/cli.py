@@ -66,7 +66,9 @@ def parser_of(command: str) -> argparse.ArgumentParser:
     name, description = COMMANDS[command]
     module = import_module(f"ringcomm.{name}")
     parser = argparse.ArgumentParser(
-        prog=f"ringcomm {command}", description=f"{description[0].upper()}{description[1:]}."
+        prog=f"ringcomm {command}",
+        description=f"{description[0].upper()}{description[1:]}.",
+        allow_abbrev=False,  # --n after the program of `run` is its own
     )
     parser.register("type", int, integer)  # whose message says what was expected
     module.add_arguments(parser)

@@ -156,7 +156,7 @@ def torch_extension() -> str:
         return f"torch {torch} needs none"
     if native.extension():
         return f"built for torch {torch}"
-    lacking = "a second backend in a group, and the types of errors in futures"
+    lacking = "a second backend in a group, types of errors in futures, the group's memory for DDP's buckets on GPUs"
     raise RingcommError(f"torch {torch} lacks {lacking}, without an extension: {native.BUILD}")
 
 

@@ -9,7 +9,7 @@ from ringcomm.errors import refuse
 from ringcomm.launcher.nodes import MAX_NODES, NodeOptions
 from ringcomm.launcher.run import run as launch
 from ringcomm.launcher.secret import find_secret
-from ringcomm.options import positive, whole
+from ringcomm.options import module, positive, several, whole
 
 __all__ = ["add_arguments", "run"]
 
@@ -35,12 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threads-per-rank",
         type=whole(1),
         metavar="T",
-        help="OMP_NUM_THREADS of each rank, which runs on T cores of its own where there are enough. By default a rank "
-        "has as many threads as cores of its own, and 1 where ranks outnumber the cores, unless OMP_NUM_THREADS is set",
+        help="OMP_NUM_THREADS of each rank, which runs on T cores of its own, whole physical ones, where there are "
+        "enough. By default a rank has as many threads as cores of its own, and 1 where ranks outnumber the cores, "
+        "unless OMP_NUM_THREADS is set",
     )
     parser.add_argument(
         "--preload",
-        type=lambda text: text.split(","),
+        type=several(module),
         default=[],
         metavar="MODULES",
         help="import these modules once, as in numpy,torch, and fork the ranks from that process: a start takes a part "
@@ -94,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         threads=arguments.threads_per_rank,
         mpi4py=arguments.mpi4py,
         max_restarts=arguments.respawn,
-        preload=arguments.preload,
+        modules=arguments.preload,
     )
     if arguments.nnodes in (None, 1):
         return start()

@@ -4,31 +4,33 @@ Imports take most of a start, and every rank would do the same: NumPy takes 50 m
 and on a file server all ranks read at once.
 """
 
+import builtins
 import ctypes
 import gc
 import importlib
 import os
 import pickle
-import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+import traceback
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, Pipe
-from typing import IO, Self
+from types import CodeType
+from typing import IO, NamedTuple, Self
 
 from ringcomm.config import LAUNCHER
 from ringcomm.errors import ArgumentError, RingcommError, describe_error
 from ringcomm.launcher.processes import START_CALLS, describe_exit
-from ringcomm.launcher.signals import SignalSocket
 from ringcomm.machine import topology
 from ringcomm.machine.threads import starting
 
-__all__ = ["ForkedRank", "Preload", "serve"]
+__all__ = ["ForkedRank", "ImportingProcess", "serve"]
 
 PR_SET_CHILD_SUBREAPER = 36  # Linux: orphans become children of this process
-CHECK_INTERVAL = 0.2  # seconds between looks at signals while modules are imported
+ENV_START, ENV_END = 49, 50  # in /proc/self/stat, counted from 0
 
 
 class ForkedRank:
@@ -53,19 +55,18 @@ class ForkedRank:
         return self.returncode
 
 
-class Preload:
-    """The process that imports the modules."""
+class ImportingProcess:
+    """The process that imports the modules, seen from the launcher."""
 
     def __init__(
         self, modules: Sequence[str], program: Sequence[str], environment: Mapping[str, str], group: int
     ) -> None:
         """`program`: a Python file, or -m and a module, with arguments; `group`: of processes."""
         self._name = f"the process that imports {', '.join(modules)} for the ranks"
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._control, theirs = Pipe()
         # Without the current folder, where another ringcomm may lie.
         code = "import sys; sys.path[:] = filter(None, sys.path); from ringcomm.launcher.preload import serve; "
-        code += f"serve({theirs.fileno()}, {list(modules)})"
+        code += f"exec(serve({theirs.fileno()}, {list(modules)}))"
         self._process = subprocess.Popen(
             [sys.executable, "-c", code, *program],
             env={name: value for name, value in environment.items() if name not in LAUNCHER},
@@ -77,75 +78,117 @@ class Preload:
         )
         theirs.close()
 
+    def fileno(self) -> int:
+        """Return what can be read once the modules are imported, or the process has ended."""
+        return self._control.fileno()
+
+    @property
+    def done(self) -> bool:
+        return self._control.poll()
+
+    def check(self) -> None:
+        """Raise the error with which the import has ended, if any."""
+        self._answer()
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
     def close(self) -> None:
         """Wait for its end."""
         self._control.close()
         self._process.wait()
 
-    def fork(
-        self, environment: Mapping[str, str], cores: Collection[int], stdin: int, signals: SignalSocket
-    ) -> ForkedRank:
-        """Start a rank. Raises ArgumentError if a module cannot be imported, SystemExit at a signal meanwhile."""
+    def fork(self, how: "Fork", stdin: int) -> ForkedRank:
+        """Start a rank, whose stdout and stderr are pipes."""
         (out, theirs_out), (err, theirs_err) = os.pipe(), os.pipe()
         try:
-            self._control.send((dict(environment), cores, signals.mask))
-            for descriptor in (stdin, theirs_out, theirs_err):
-                reduction.send_handle(self._control, descriptor, self._process.pid)
-            while not self._control.poll(CHECK_INTERVAL):
-                if sent := [number for number in signals.pending if number != signal.SIGCHLD]:
-                    raise SystemExit(128 + sent[0])
-            answer = self._control.recv()
-        except (EOFError, OSError):
-            raise RingcommError(f"{self._name} {describe_exit(self._process.wait())}") from None
+            with _adopting():
+                self._control.send(how)
+                for descriptor in (stdin, theirs_out, theirs_err):
+                    reduction.send_handle(self._control, descriptor, self._process.pid)
+                pid = self._answer()
         finally:
             os.close(theirs_out)
             os.close(theirs_err)
+        return ForkedRank(pid, open(out, "rb", buffering=0), open(err, "rb", buffering=0))
+
+    def _answer(self) -> int:
+        try:
+            answer: int | RingcommError = self._control.recv()
+        except (EOFError, OSError):
+            raise RingcommError(f"{self._name} {describe_exit(self._process.wait())}") from None
         if isinstance(answer, RingcommError):
             raise answer
-        return ForkedRank(answer, open(out, "rb", buffering=0), open(err, "rb", buffering=0))
+        return answer
 
 
-def serve(number: int, modules: Sequence[str]) -> None:
-    """Import the modules, then fork a rank at each request; return in a rank when its program has ended."""
-    control, program = Connection(number), sys.argv[1:]
-    first = os.getcwd() if program[0] == "-m" else os.path.dirname(os.path.realpath(program[0]))
-    sys.path.insert(0, first)
-    failure = _import(modules)
+@contextmanager
+def _adopting() -> Iterator[None]:
+    """Make this process the parent of orphans among its descendants in the body."""
+    if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise RingcommError("--preload needs a system that lets a process adopt others (PR_SET_CHILD_SUBREAPER)")
+    try:
+        yield
+    finally:
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+class Fork(NamedTuple):
+    """What the importing process is told of a rank."""
+
+    environment: dict[str, str]
+    cores: Collection[int]
+    mask: Collection[int]  # the signals that it blocks
+
+
+# --- In the importing process -----------------------------------------------------------------------------------------
+
+
+def serve(number: int, modules: Sequence[str]) -> CodeType | str:
+    """Import the modules, then fork a rank at each request; return in a rank the code of its program.
+
+    That replaces what is in `__main__`. Without a rank, at the end of the launcher, nothing is left to run.
+    """
+    control, program, before = Connection(number), sys.argv[1:], dict(os.environ)
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.getcwd() if program[0] == "-m" else os.path.dirname(os.path.realpath(program[0])))
+    control.send(_import(modules))
+    # What the launcher forwards to all, as the reaper it survives it. The ranks have a mask of their own.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     gc.freeze()  # collections in the ranks then do not copy the pages of these objects
-    while request := _receive(control):
-        environment, cores, mask, descriptors = request
-        try:
-            if failure:
-                raise failure
-            rank = _fork()
-            if rank is None:
-                control.close()
-                _become_rank(environment, cores, mask, descriptors)
-                _run(program)
-                return
-            control.send(rank)
-        except RingcommError as error:
-            control.send(error)
-        for descriptor in descriptors:
-            os.close(descriptor)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with suppress(EOFError, OSError):  # the launcher has ended
+        while True:
+            how: Fork = control.recv()
+            descriptors = [reduction.recv_handle(control) for _ in range(3)]
+            try:
+                rank = _fork()
+            except RingcommError as error:
+                control.send(error)
+            else:
+                if rank is None:
+                    control.close()
+                    _become_rank(how, before, descriptors)
+                    return _main(program)
+                control.send(rank)
+            for descriptor in descriptors:
+                os.close(descriptor)
+    return ""
 
 
-def _import(modules: Sequence[str]) -> ArgumentError | None:
+def _import(modules: Sequence[str]) -> ArgumentError | int:
+    """Return 0, or why a module cannot be imported."""
     for module in modules:
         try:
             importlib.import_module(module)
         except Exception as error:  # a module may raise anything
+            traceback.print_exc()
             return ArgumentError(f"--preload {module}: {describe_error(error)}")
-    return None
-
-
-def _receive(control: Connection) -> tuple[dict[str, str], Collection[int], Collection[int], list[int]] | None:
-    """Return the next request; None when the launcher has closed the connection."""
-    try:
-        environment, cores, mask = control.recv()
-        return environment, cores, mask, [reduction.recv_handle(control) for _ in range(3)]
-    except (EOFError, OSError):
-        return None
+        if "mpi4py.MPI" in sys.modules:
+            return ArgumentError(f"--preload {module}: it imports mpi4py.MPI, which each rank has to do by itself")
+    return 0
 
 
 def _fork() -> int | None:
@@ -174,26 +217,51 @@ def _fork() -> int | None:
     return None
 
 
-def _become_rank(
-    environment: Mapping[str, str], cores: Collection[int], mask: Collection[int], descriptors: Sequence[int]
-) -> None:
+def _become_rank(how: Fork, before: Mapping[str, str], descriptors: Sequence[int]) -> None:
+    """`before`: the environment in which the importing process has started; the modules may have changed it."""
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    os.environ.clear()
-    os.environ.update(environment)
-    if cores != topology.cores():  # else a sandbox may deny it
-        os.sched_setaffinity(0, cores)
+    os.environ.update({name: value for name, value in how.environment.items() if before.get(name) != value})
+    _show_environment({name: how.environment[name] for name in LAUNCHER if name in how.environment})
+    if how.cores != topology.cores():  # else a sandbox may deny it
+        os.sched_setaffinity(0, how.cores)
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()  # otherwise all ranks draw the same numbers
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, how.mask)
 
 
-def _run(program: Sequence[str]) -> None:
-    """Run the program as Python runs its main program."""
+def _show_environment(values: Mapping[str, str]) -> None:
+    """Put these into /proc/self/environ, by which the launcher knows the processes that this one forks.
+
+    The kernel shows there the memory in which it had put the environment of the importing process.
+    """
+    data = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in values.items())
+    with suppress(OSError):  # without /proc nobody looks
+        with open("/proc/self/stat") as file:
+            facts = file.read().rpartition(")")[2].split()
+        start, end = (int(facts[each - 2]) for each in (ENV_START, ENV_END))
+        with open("/proc/self/mem", "r+b", buffering=0) as memory:
+            memory.seek(start)
+            memory.write(data.ljust(end - start, b"\0")[: end - start])
+
+
+def _main(program: Sequence[str]) -> CodeType:
+    """Return the code of the program, and make `__main__` what it is where Python starts it."""
+    module = sys.modules["__main__"]
+    namespace = vars(module)
+    namespace.clear()
+    namespace.update(__name__="__main__", __doc__=None, __package__=None, __loader__=None, __spec__=None)
+    namespace.update(__builtins__=builtins, __annotations__={})
     if program[0] == "-m":
         sys.argv = [*program[1:]]
-        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = [*program]
-        runpy.run_path(os.path.abspath(program[0]), run_name="__main__")
+        return compile(f"__import__('runpy')._run_module_as_main({program[1]!r})", "<preload>", "exec")
+    sys.argv = [*program]
+    try:
+        with open(program[0], "rb") as file:
+            text = file.read()
+    except OSError as error:
+        print(f"{sys.executable}: can't open file {program[0]!r}: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+    namespace["__file__"] = os.path.abspath(program[0])
+    return compile(text, namespace["__file__"], "exec")

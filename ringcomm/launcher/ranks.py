@@ -24,7 +24,7 @@ from ringcomm.machine import topology
 from ringcomm.machine.threads import starting
 
 if TYPE_CHECKING:  # --preload imports what it takes
-    from ringcomm.launcher.preload import ForkedRank, Preload
+    from ringcomm.launcher.preload import ForkedRank, ImportingProcess
 
 __all__ = ["RankStart", "Ranks"]
 
@@ -39,13 +39,13 @@ RankProcess: TypeAlias = "subprocess.Popen[bytes] | ForkedRank"
 
 @dataclass(frozen=True, slots=True)
 class RankStart:
-    """How a rank is started: by `command`, or, with `preload`, by fork from a process with these modules."""
+    """How a rank is started: by `command`, or by fork from a process that has imported `modules`, if there are any."""
 
     rank: int
     command: Sequence[str]
     environment: Mapping[str, str]
     cores: set[int]
-    preload: Sequence[str] = ()
+    modules: Sequence[str] = ()
 
 
 class Ranks:
@@ -57,7 +57,7 @@ class Ranks:
         self._processes: dict[int, RankProcess] = {}  # by rank
         self._starts: dict[int, RankStart] = {}
         self._replaced: list[RankProcess] = []
-        self._preload: Preload | None = None
+        self._importing: ImportingProcess | None = None
         self._input = RankInput()
         self._reaper_ended = False
 
@@ -73,8 +73,8 @@ class Ranks:
         for process in (*self._processes.values(), *self._replaced, self._reaper):
             with process:  # closes its pipes and reaps it
                 pass
-        if self._preload:
-            self._preload.close()
+        if self._importing:
+            self._importing.close()
         self._input.close()
 
     def start(self, how: RankStart) -> RankProcess:
@@ -83,7 +83,9 @@ class Ranks:
         log.info("rank %d runs on the cores %s", rank, ", ".join(map(str, sorted(cores))))
         with starting(f"rank {rank}", START_CALLS), open(os.devnull) as empty:
             stdin = self._input.descriptor() if rank == 0 else empty.fileno()
-            process = self._forked(how, stdin) if how.preload else self._executed(how, stdin)
+            # If the importing process has died since, a restarted rank imports all by itself.
+            forks = self._importing and self._importing.alive
+            process = self._forked(how, stdin) if forks else self._executed(how, stdin)
         if rank in self._processes:
             self._replaced.append(self._processes[rank])
         self._processes[rank], self._starts[rank] = process, how
@@ -102,13 +104,19 @@ class Ranks:
             )
 
     def _forked(self, how: RankStart, stdin: int) -> RankProcess:
-        if self._preload is None:
-            from ringcomm.launcher.preload import Preload
+        from ringcomm.launcher.preload import Fork
 
-            # It survives forwarded signals, as the reaper does.
-            with self._signals.mask_for_children(*self._forwarded), _bound_to(how.cores):
-                self._preload = Preload(how.preload, how.command, how.environment, self.group)
-        return self._preload.fork(how.environment, how.cores, stdin, self._signals)
+        assert self._importing
+        return self._importing.fork(Fork(dict(how.environment), how.cores, self._signals.mask), stdin)
+
+    def start_import(self, how: RankStart) -> "ImportingProcess":
+        """Start the process that imports the modules, and from which the ranks are then forked."""
+        from ringcomm.launcher.preload import ImportingProcess
+
+        # The cores of a rank, by which some modules choose how many threads they start.
+        with starting("the process that imports", START_CALLS), self._signals.mask_for_children(), _bound_to(how.cores):
+            self._importing = ImportingProcess(how.modules, how.command[1:], how.environment, self.group)
+        return self._importing
 
     @property
     def group(self) -> int:

@@ -39,7 +39,7 @@ def run(
     threads: int | None = None,
     mpi4py: bool = False,
     max_restarts: int | None = None,
-    preload: Sequence[str] = (),
+    modules: Sequence[str] = (),
 ) -> int:
     """Run `command` on `size` ranks: a Python file, `-m` and a module, or an executable, each with its arguments.
 
@@ -50,7 +50,7 @@ def run(
     With `mpi4py`, `import mpi4py` gives ringcomm.mpi4py in the ranks and in the processes that they start.
     With `max_restarts`, a rank that fails, or that the others leave out, is restarted, so many times at most, and the
     others continue: they shrink and grow their communicator.
-    With `preload`, one process imports these modules, and the ranks are forked from it.
+    With `modules`, one process imports them, and the ranks are forked from it.
 
     Returns the exit status of the rank that failed first (128 + the signal if it was killed), else 0; 1 if a node was
     lost. With `max_restarts` it is 0 if any rank has ended well. A status of 1 counts as later by CAUSE_TIMEOUT.
@@ -62,12 +62,13 @@ def run(
     outnumbered = topology.outnumbered(shares)
     with ExitStack() as stack:
         nodes = stack.enter_context(join_nodes(options, size)) if options else None
-        command = _program(command, preload)
+        command = _program(command, modules)
         descriptors.provide_for_launcher(size)
         alone = Place(0, size, secrets.token_hex(16), secrets.token_hex(16))
         first = nodes.first if nodes else stack.enter_context(serve_one_host(alone))
         first = replace(first, max_restarts=max_restarts, first=first.rank)
         with SignalSocket(signal.SIGCHLD, *FORWARDED) as signals, Supervisor(signals, nodes, first) as supervisor:
+            starts = []
             for local_rank, cores in enumerate(shares):
                 place = replace(first, rank=first.rank + local_rank)
                 # Without PYTHONUNBUFFERED, output to a pipe is late, and lost if the rank is killed.
@@ -78,16 +79,18 @@ def run(
                     environment.setdefault("OMP_NUM_THREADS", "1")
                 if mpi4py:
                     _put_first(MPI4PY, environment)
-                supervisor.start(RankStart(place.rank, command, environment, cores, preload))
+                starts.append(RankStart(place.rank, command, environment, cores, modules))
+            if not modules or supervisor.import_modules(starts[0]):
+                for start in starts:
+                    supervisor.start(start)
             return supervisor.wait()
 
 
 def _shares(size: int, bind: bool | None, threads: int | None) -> list[set[int]]:
     """Return the cores of each rank."""
     cores = topology.cores()
-    needed = size * (threads or 1)
-    enough = not topology.outnumbered([cores] * needed)
-    if bind and not enough:
+    enough = not topology.outnumbered([cores] * size)
+    if bind and (not enough or topology.outnumbered([cores] * size * (threads or 1))):
         what, got = ("ranks", f"{size} ranks") if threads is None else ("threads", f"{size} ranks of {threads} threads")
         raise refuse("--bind core", f"at most as many {what} as cores ({topology.describe()})", got)
     if bind is False or not enough:
@@ -107,12 +110,12 @@ def _put_first(folder: Path, environment: dict[str, str]) -> None:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), environment.get("PYTHONPATH")]))
 
 
-def _program(command: Sequence[str], preload: Sequence[str]) -> Sequence[str]:
+def _program(command: Sequence[str], modules: Sequence[str]) -> list[str]:
     first = command[0]
     if first == "-m" or first.endswith(".py"):
-        return command if preload else [sys.executable, *command]
-    if preload:
+        return [sys.executable, *command]
+    if modules:
         raise refuse("--preload", "a Python program: a file that ends with .py, or -m and a module", repr(first))
     if shutil.which(first) is None:
         raise ArgumentError(f"{first!r} is not an executable; a Python program ends with .py, or is a module after -m")
-    return command
+    return list(command)

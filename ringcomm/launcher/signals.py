@@ -55,11 +55,6 @@ class SignalSocket:
         """The signals that were blocked before."""
         return {*self._mask}
 
-    @property
-    def pending(self) -> list[int]:
-        """The signals that the next `read` will return."""
-        return [*self._received]
-
     def read(self) -> list[int]:
         """Return the signals received since the last call."""
         with suppress(BlockingIOError):

@@ -71,6 +71,19 @@ class Supervisor:
         for writer in {self._out, self._err}:
             writer.close()
 
+    def import_modules(self, how: RankStart) -> bool:
+        """Import the modules of all ranks; return whether the job goes on: a signal or another node may end it."""
+        importing = self._ranks.start_import(how)
+        self._control.register(importing, selectors.EVENT_READ)
+        while not (importing.done or self._forwarded or self._status):
+            self._poll(self._control)
+        self._control.unregister(importing)
+        if self._forwarded or self._status:
+            self._status = self._status or 128 + self._forwarded
+            return False
+        importing.check()
+        return True
+
     def start(self, how: RankStart) -> None:
         process = self._ranks.start(how)
         for source, writer in ((process.stdout, self._out), (process.stderr, self._err)):
@@ -125,7 +138,7 @@ class Supervisor:
                 self._read_nodes()
             elif key.fileobj is self._restarts:
                 self._read_membership()
-            elif not key.data.forward():
+            elif key.data and not key.data.forward():  # none for modules that are imported
                 self._outputs.unregister(key.fileobj)
                 key.data.close()
         if self._nodes:

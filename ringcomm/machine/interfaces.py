@@ -1,5 +1,6 @@
 """The network interfaces of this host: which one has an address, and how fast it says that it is."""
 
+import ctypes
 import fcntl
 import socket
 import struct
@@ -10,25 +11,29 @@ from ringcomm.machine.cgroup import words
 
 __all__ = ["bandwidth", "interface_of"]
 
-SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+SIOCGIFCONF = 0x8912  # Linux: the IPv4 addresses of all interfaces
+ADDRESS = struct.Struct("16s 4x 4s 16x")  # of ifreq: the name, and the address in a sockaddr_in
+MOST_ADDRESSES = 1024
 
 
 def interface_of(address: str) -> str:
     """Return the interface that has an IPv4 address; "" if none has."""
+    found = bytearray(ADDRESS.size * MOST_ADDRESSES)
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         wanted = socket.inet_aton(socket.gethostbyname(address))
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):  # it has no address
-                found = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
-                if found[20:24] == wanted:
-                    return name
+        room = (ctypes.c_char * len(found)).from_buffer(found)
+        answer = fcntl.ioctl(probe, SIOCGIFCONF, struct.pack("iP", len(found), ctypes.addressof(room)))
+        for name, held in ADDRESS.iter_unpack(found[: struct.unpack_from("i", answer)[0]]):
+            if held == wanted:
+                return str(name.rstrip(b"\0").partition(b":")[0], "ascii")
     return ""
 
 
 def bandwidth(interface: str, root: Path = Path("/")) -> float | None:
     """Return the GB/s of an interface; None if it is unknown, as in many virtual machines.
 
-    A virtual interface on no other, such as that of a container, says 10 Gbit/s whatever carries its data.
+    A virtual interface on no other, such as that of a container, says 10 Gbit/s whatever carries its data. The card of
+    a virtual machine may say more than the machine is allowed.
     """
     folder = root / "sys/class/net" / interface
     if not interface or not ((folder / "device").exists() or any(folder.glob("lower_*"))):

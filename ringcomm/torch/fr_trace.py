@@ -5,6 +5,8 @@ an array that is read and written as an input only, and no peer of a message, wh
 """
 
 import math
+import sys
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.flight_recorder import fr_trace
@@ -21,6 +23,11 @@ Entry = dict[str, Any]
 
 def main() -> None:
     """Run fr_trace with the arguments of the command line."""
+    folder = next((each for each in sys.argv[1:] if not each.startswith("-")), "")
+    if not (folder and Path(folder).is_dir() and any(Path(folder).iterdir())):
+        sys.exit(
+            f"python -m ringcomm.torch.fr_trace FOLDER: expected a folder with the record of each rank, got {folder!r}"
+        )
     theirs = tool.read_dir
 
     def read_dir(args: Any) -> Any:
@@ -35,7 +42,7 @@ def main() -> None:
 
 def readable(entry: Entry) -> Entry:
     """Return a collective of the hook as fr_trace reads it, each side as one array, and any other entry as it is."""
-    recorder, name = entry["profiling_name"].split(":", 1)
+    recorder, _, name = entry["profiling_name"].partition(":")
     if recorder != "c10d":
         return entry
     inputs = _one_array(entry["input_sizes"]), entry["input_dtypes"][:1]

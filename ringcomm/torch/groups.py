@@ -87,7 +87,7 @@ class Splitting:
     ) -> Any:
         """Make a group of some of these ranks, all of which call this; the others name ranks they are not among."""
         name = f"{self._name}:{'_'.join(map(str, new_ranks))}" if group_name is None else group_name
-        group = self._part(new_ranks, c10d.PrefixStore(f"{name}/", self._store), name)
+        group = self._part(sorted(new_ranks), c10d.PrefixStore(f"{name}/", self._store), name)
         if group is not None:
             if timeout is not None:
                 group.set_timeout(timeout)
@@ -104,7 +104,7 @@ class Splitting:
         return group
 
     def _part(self, ranks: Sequence[int], store: Store, name: str) -> Any:
-        """Return the group of these ranks, in this order; None on the others. Before torch 2.14 they are sorted."""
+        """Return the group of these ranks, in this order; None on the others."""
         ranks = list(ranks)
         is_member = self.comm.rank in ranks
         try:

@@ -2,10 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 from elastic_programs import ELASTIC, restarted
@@ -38,7 +38,7 @@ def printed(*words, **options):
 
 SEEN = """
     import os, sys
-    print(__name__, __file__, sys.argv[1:], sys.path[0], os.getcwd(), sys.modules["__main__"].__file__)
+    print(__name__, __file__, sys.argv, sys.path[0], os.getcwd(), sys.modules["__main__"].__file__)
     own = ("RINGCOMM_JOB", "RINGCOMM_JOB_SECRET", "RINGCOMM_STORE")
     print({name: value for name, value in sorted(os.environ.items()) if name not in own})
     print(sorted(os.sched_getaffinity(0)), os.getpgrp() != os.getpid(), sys.stdin.read())
@@ -46,9 +46,43 @@ SEEN = """
 """
 
 
-def test_a_program_sees_what_it_sees_without(program):
-    words = ("-n", "2", program(SEEN), "--lr", "1")
-    assert printed("--preload", "numpy", *words, input="typed") == printed(*words, input="typed")
+def test_a_program_sees_what_it_sees_without(program, tmp_path):
+    program(SEEN)
+    words = ("-n", "2", "program.py", "--lr", "1")
+    at = {"cwd": tmp_path, "input": "typed"}
+    assert printed("--preload", "numpy", *words, **at) == printed(*words, **at)
+
+
+def test_what_modules_have_put_into_the_environment_stays_there(program):
+    program("import os\nos.environ['MINE'] = 'set'\n", "heavy.py")
+    path = program("import os; print(os.environ['MINE'], os.environ['RINGCOMM_RANK'])")
+    assert printed("--preload", "heavy", "-n", "2", path) == ["[0] set 0", "[1] set 1"]
+
+
+def test_classes_of_the_program_are_pickled_also_by_threads_that_go_on(program):
+    path = program(
+        """
+        import multiprocessing, pickle, sys, threading, time
+
+        class Mine: pass
+
+        def later():
+            time.sleep(0.2)
+            print(type(pickle.loads(pickle.dumps(Mine()))))
+
+        def child(x): print(type(x))
+
+        if __name__ == "__main__":
+            process = multiprocessing.get_context("spawn").Process(target=child, args=(Mine(),))
+            process.start()
+            process.join()
+            threading.Thread(target=later).start()
+        """
+    )
+    assert printed("--preload", "numpy", "-n", "1", path) == [
+        "[0] <class '__main__.Mine'>",
+        "[0] <class '__mp_main__.Mine'>",
+    ]
 
 
 def test_a_module_sees_what_it_sees_without(program, tmp_path):
@@ -102,14 +136,22 @@ def test_a_killed_rank_is_restarted(tmp_path):
     ("text", "words"),
     [
         ("raise ValueError('no')", "ringcomm run: --preload heavy: ValueError: no\n"),
+        ("import mpi4py.MPI", "--preload heavy: it imports mpi4py.MPI, which each rank has to do by itself\n"),
         ("import sys; sys.exit(3)", "the process that imports heavy for the ranks exited with status 3\n"),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_named(program, text, words):
     program(text, "heavy.py")
-    done = run("--preload", "heavy", "-n", "2", program("print('runs')"))
+    done = run("--mpi4py", "--preload", "heavy", "-n", "2", program("print('runs')"))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith(words)
+
+
+@pytest.mark.parametrize("modules", ["", "numpy,", "numpy/random"])
+def test_names_that_are_none_of_modules_are_refused(modules):
+    done = run("--preload", modules, "-n", "2", "-m", "this")
+    assert done.returncode == 2
+    assert "--preload: expected the name of a module, got '" in done.stderr
 
 
 def test_an_executable_cannot_be_forked():
@@ -120,33 +162,84 @@ def test_an_executable_cannot_be_forked():
     )
 
 
+@pytest.fixture
+def importing(program, tmp_path):
+    """Return a module that is imported for a minute, and the process that does so, once it has begun."""
+    began = tmp_path / "began"
+    program(f"import os, time; open({str(began)!r}, 'w').write(str(os.getpid())); time.sleep(60)", "heavy.py")
+
+    def process():
+        until(lambda: began.exists() and began.read_text(), "the import begins")
+        return int(began.read_text())
+
+    return process
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_launcher_while_modules_are_imported(program, tmp_path, number):
-    program(
-        f"import os, time; open({str(tmp_path / 'began')!r}, 'w').write(str(os.getpid())); time.sleep(60)", "heavy.py"
-    )
+def test_a_signal_ends_the_job_while_modules_are_imported(program, importing, number):
     command = [*RUN, "--preload", "heavy", "-n", "2", program("")]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as launcher:
-        until(lambda: (tmp_path / "began").exists() and (tmp_path / "began").read_text(), "the import begins")
-        begin = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as launcher:
+        process = importing()
         launcher.send_signal(number)
         assert launcher.wait(20) == 128 + number
-        assert time.monotonic() - begin < 20
-    importing = int((tmp_path / "began").read_text())
-    until(lambda: not os.path.exists(f"/proc/{importing}"), "the importing process ends")
+        assert f"ringcomm run: sent {number.name} to the ranks\n" in launcher.stderr.read()
+    until(lambda: not os.path.exists(f"/proc/{process}"), "the importing process ends")
 
 
-def test_a_signal_is_forwarded_to_the_ranks_and_not_to_the_process_that_forks_them(program, tmp_path):
-    path = program(
-        f"""
-        import os, signal, sys, time
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
-        open(os.path.join({str(tmp_path)!r}, "ready" + os.environ["RINGCOMM_RANK"]), "w").close()
-        time.sleep(60)
-        """
+@pytest.mark.usefixtures("importing")
+def test_a_node_that_imports_hears_of_the_end_of_another(program, tmp_path):
+    (tmp_path / "secret").write_text("x" * 32)
+    (tmp_path / "secret").chmod(0o600)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    job = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port, "--secret-file", tmp_path / "secret"]
+    fails = program(
+        f"import os, time\nwhile not os.path.exists({str(tmp_path / 'began')!r}): time.sleep(0.01)\nos._exit(3)"
     )
-    with subprocess.Popen([*RUN, "--preload", "numpy", "-n", "2", path], stderr=subprocess.PIPE, text=True) as launcher:
-        until(lambda: all((tmp_path / f"ready{rank}").exists() for rank in (0, 1)), "both ranks run")
-        launcher.send_signal(signal.SIGTERM)
-        assert launcher.wait(20) == 5
-        assert "imports" not in launcher.stderr.read()
+    first = [*RUN, *job, "--node-rank", "0", "-n", "1", fails]
+    second = [*RUN, *job, "--node-rank", "1", "-n", "1", "--preload", "heavy", fails]
+    with subprocess.Popen(second, stderr=subprocess.PIPE, text=True) as imports:
+        failing = subprocess.run(first, capture_output=True, text=True, timeout=30)
+        assert (failing.returncode, imports.wait(20)) == (3, 3)
+        assert "rank 0 on " in imports.stderr.read()
+
+
+def test_a_rank_is_restarted_though_the_importing_process_has_died(tmp_path):
+    text = f"""{ELASTIC}
+def of_group(process):
+    return process.name.isdecimal() and os.getpgid(int(process.name)) == os.getpgrp()
+
+def imports(process):
+    return (b"ringcomm.launcher.preload" in (process / "cmdline").read_bytes()
+            and b"RINGCOMM_RANK" not in (process / "environ").read_bytes())
+
+comm = ringcomm.init()
+if restarts == 0:
+    if rank == 0:
+        [process] = [each for each in Path("/proc").iterdir() if of_group(each) and imports(each)]
+        os.kill(int(process.name), signal.SIGKILL)
+    comm.barrier()
+    comm = lose(comm).grow()
+complete(comm)
+"""
+    ended = restarted(tmp_path, text, 1, ranks=2, options=("--preload", "numpy"))
+    assert sorted(ended.stdout.splitlines()) == ["[0] 0 0", "[1] 1 1"]
+
+
+def test_what_a_lost_rank_has_forked_ends_with_it(tmp_path):
+    text = f"""{ELASTIC}
+comm = ringcomm.init()
+if restarts == 0:
+    if rank == 1:
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+        beside("child").write_text(str(child))
+    comm = lose(comm).grow()
+complete(comm)
+if rank == 1:
+    child = Path("/proc", beside("child").read_text())
+    print(not child.exists() or "Z" in (child / "stat").read_text())
+"""
+    ended = restarted(tmp_path, text, 1, ranks=2, options=("--preload", "numpy"))
+    assert sorted(ended.stdout.splitlines()) == ["[0] 0 0", "[1] 1 1", "[1] True"]

@@ -142,7 +142,7 @@ def test_ranks_find_their_place_and_each_run_is_its_own_job(script):
 
 def test_arguments_are_passed_unchanged(script):
     text = script("print(sys.argv[1:])")
-    given = ["-n", "7", "--help", "--", "-m", "two words", ""]
+    given = ["-n", "7", "--n", "3", "--help", "--", "-m", "two words", ""]
     for separator in ([], ["--"]):
         assert lines(run("-n", "1", *separator, text, *given).stdout) == [f"[0] {given}"]
 

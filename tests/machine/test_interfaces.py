@@ -1,5 +1,8 @@
 """Which interface has an address, and the bandwidth that it says."""
 
+import subprocess
+import sys
+
 import pytest
 
 from ringcomm.machine.interfaces import bandwidth, interface_of
@@ -9,6 +12,18 @@ def test_the_interface_that_has_an_address():
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("192.0.2.1") == ""  # of no host
     assert interface_of("no.such.host.invalid") == ""
+
+
+def test_the_interface_that_has_a_second_address():
+    script = "ip link set lo up; ip address add 10.5.0.1/24 dev lo; ip address add 10.5.0.2/24 dev lo; exec $0 -c '"
+    script += (
+        'from ringcomm.machine.interfaces import interface_of; print(*map(interface_of, ("10.5.0.1", "10.5.0.2")))'
+    )
+    command = ["unshare", "--net", "sh", "-ec", f"{script}'", sys.executable]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    if ended.returncode:
+        pytest.skip(f"no network namespace: {ended.stderr.strip()}")
+    assert ended.stdout == "lo lo\n"
 
 
 @pytest.fixture

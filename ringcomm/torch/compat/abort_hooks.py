@@ -24,9 +24,9 @@ class AbortHooks:
 
     def _run_abort_hooks(self) -> None:
         """Call the hooks in the order of their registration. One that raises is named in a warning."""
-        hooks, self._hooks = self._hooks, {}
-        for number, hook in hooks.items():
+        while number := next(iter(self._hooks), None):  # each is taken by one of the threads that find a failure
             try:
-                hook()
+                if hook := self._hooks.pop(number, None):
+                    hook()
             except Exception as error:  # that of the group matters more
                 log.warning("the abort hook %d of the group %r raised %r", number, self._name, error)

@@ -11,11 +11,11 @@ from collections.abc import Generator
 from ringcomm.bootstrap.wire.framing import MessageSocket
 from ringcomm.bootstrap.wire.handshake import MESSAGE_OF_HANDSHAKE, client_handshake
 
-__all__ = ["CONNECTING", "HELLO", "TAKEN", "Attempt", "secret_of"]
+__all__ = ["ACCEPTED", "CONNECTING", "HELLO", "Attempt", "secret_of"]
 
 # The rank that connects; the one that it is about, mostly the one that listens; the number of the flow, or 0.
 HELLO = struct.Struct("!III")
-TAKEN, CONNECTING = b"taken", b"connecting"  # the answers about itself; about another rank: see Search.end
+ACCEPTED, CONNECTING = b"accepted", b"connecting"  # the answers about itself; about another rank: see Search.end
 
 
 class Attempt:

@@ -30,7 +30,7 @@ from ringcomm.bootstrap.wire.tcp import TcpGate, begin_to_connect, is_establishe
 from ringcomm.bootstrap.wire.unix import close_descriptors
 from ringcomm.errors import RingcommError
 from ringcomm.machine import descriptors
-from ringcomm.transports.network.attempt import CONNECTING, HELLO, TAKEN, Attempt, secret_of
+from ringcomm.transports.network.attempt import ACCEPTED, CONNECTING, HELLO, Attempt, secret_of
 from ringcomm.transports.network.host_layout import HostLayout
 from ringcomm.transports.network.search import RUNS, Search
 
@@ -182,7 +182,7 @@ class Mesh:
         if attempt.flow:
             self.take_flow(rank, peer)
             return
-        if answer == TAKEN:
+        if answer == ACCEPTED:
             self._take(rank, peer)
             self._taken.add(rank)  # the other has this connection, and no other one
             return
@@ -245,7 +245,7 @@ class Mesh:
             self.server.drop(peer)  # it has been quicker than this rank's own connection
         elif flow:
             with suppress(OSError):
-                peer.send(TAKEN)
+                peer.send(ACCEPTED)
             self.take_flow(rank, peer)
         elif rank in self._taken:  # of two attempts at once, the one that this rank has made is in use
             self.server.drop(peer)
@@ -256,7 +256,7 @@ class Mesh:
                 del self._attempts[hopeless]
                 self.server.drop(hopeless)
             with suppress(OSError):  # it has disconnected; whoever takes the connection reads that
-                peer.send(TAKEN)
+                peer.send(ACCEPTED)
             self._take(rank, peer)
 
     def _attempts_at(self, rank: int) -> list[MessageSocket]:

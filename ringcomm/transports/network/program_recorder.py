@@ -18,7 +18,7 @@ from ringcomm.algorithms.schedule import (
     even,
     record,
 )
-from ringcomm.algorithms.select import SLOW_LINK, AlgorithmSelector
+from ringcomm.algorithms.select import AlgorithmSelector, is_slow
 from ringcomm.transports.blocks import Blockwise
 from ringcomm.transports.network.host_layout import HostLayout
 from ringcomm.transports.network.steps import HostCollective, Stages, Step, pipelined
@@ -34,7 +34,7 @@ MESSAGE_BYTES = 256 << 10  # of a chunk, between two hosts
 
 def number_of_chunks(size: int, rails: int, hosts: int, link: LinkCost) -> int:
     """Return the number of chunks in which an array of `size` bytes travels."""
-    return max(1, size // (MESSAGE_BYTES * rails * hosts)) if link.byte_time >= SLOW_LINK else 1
+    return max(1, size // (MESSAGE_BYTES * rails * hosts)) if is_slow(link) else 1
 
 
 class ProgramRecorder:

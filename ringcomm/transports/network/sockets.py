@@ -23,7 +23,7 @@ from ringcomm.native import NULL, check, ffi, lib
 from ringcomm.transports.network.host_layout import HostLayout
 from ringcomm.transports.network.mesh import Mesh
 from ringcomm.transports.network.search import LEFT, RUNS, SLICE
-from ringcomm.transports.network.shrink import Survivors
+from ringcomm.transports.network.survivors import Survivors
 from ringcomm.transports.network.transport import Network
 
 __all__ = ["SocketNetwork", "connect_mesh", "open_link"]

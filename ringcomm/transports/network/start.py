@@ -21,8 +21,8 @@ from ringcomm.transports import shm
 from ringcomm.transports.contract import Transport
 from ringcomm.transports.network.facts import Facts, JobFacts, facts_by_rank, facts_of
 from ringcomm.transports.network.host_stores import HostStore, SharingStore
-from ringcomm.transports.network.shrink import Survivors
 from ringcomm.transports.network.sockets import SocketNetwork, connect_mesh
+from ringcomm.transports.network.survivors import Survivors
 from ringcomm.transports.network.transport import Network
 from ringcomm.transports.network.ucx import connect_ucx
 from ringcomm.transports.shm import ShmTransport

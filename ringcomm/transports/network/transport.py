@@ -18,8 +18,8 @@ from ringcomm.transports.contract import Transport
 from ringcomm.transports.network.gpus import HostsGpus
 from ringcomm.transports.network.host_layout import HostLayout, layout_of
 from ringcomm.transports.network.programs import program_of
-from ringcomm.transports.network.shrink import Survivors
 from ringcomm.transports.network.steps import HostCollective, Program, Step
+from ringcomm.transports.network.survivors import Survivors
 from ringcomm.transports.shm import ShmTransport
 from ringcomm.transports.staged.staging import Staging
 from ringcomm.types import COLLECTIVES

@@ -159,7 +159,7 @@ def test_a_process_that_knows_the_secret_must_be_another_rank(store, pool, caplo
 def test_a_rank_may_connect_again(store, pool):
     early = start(pool, store, [0], 3)
     with talk(connect(store, 0), secret_of(0), rank=1) as first:
-        assert first.recv(5) == b"taken"
+        assert first.recv(8) == b"accepted"
         store.all_gather(Contribution(ADDRESSES, 2, 3, b'""'), 0.0)  # no rank connects to the last one
         again = start(pool, store, [1], 3)
         assert first.recv(1) == b""

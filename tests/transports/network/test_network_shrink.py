@@ -22,7 +22,7 @@ from ringcomm.bootstrap.client import Client
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.shrink import Shrink
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
-from ringcomm.transports.network import shrink
+from ringcomm.transports.network import survivors
 
 
 def survivors_on(layout, fn, *args):
@@ -39,7 +39,7 @@ def test_survivors_connect_within_the_timeout_of_shrink():
     for timeout in (0.3, 3, 60):
         with store_server() as address:
             place = Place(0, 1, "job", SECRET, store=address)
-            shrink.Survivors(place, Config(), connect).regroup("group", 0, 1, (), list, timeout)
+            survivors.Survivors(place, Config(), connect).regroup("group", 0, 1, (), list, timeout)
     assert limits == [2, 3, 10]  # at least, that of shrink, at most
 
 
@@ -78,7 +78,7 @@ def lose_one_that_connects(comm, how):
         shrinking.die()
     shrinking.until_broken(comm)
     if comm.rank == 2 and how == "dies":
-        shrink.job_store = lambda *_: shrinking.die()
+        survivors.job_store = lambda *_: shrinking.die()
     if comm.rank == 2 and how == "fails":
         group = comm._transport._network.survivors
         real = group._connect
@@ -133,16 +133,16 @@ def interrupted_at_the_end(comm):
     shrinking.until_broken(comm)
     if comm.rank != 2:
         return shrinking.used(comm.shrink(), comm)
-    await_connected = shrink.await_connected
+    await_connected = survivors.await_connected
 
     def interrupted(*arguments):
         await_connected(*arguments)
         raise KeyboardInterrupt
 
-    shrink.await_connected = interrupted
+    survivors.await_connected = interrupted
     with suppress(KeyboardInterrupt):
         comm.shrink()
-    shrink.await_connected = await_connected
+    survivors.await_connected = await_connected
     return str(raised(Aborted, comm.shrink))
 
 
@@ -214,7 +214,7 @@ def test_without_the_launcher_it_is_refused():
 
 def connect_one(address):
     """Connect rank 0 of 2, which waits 0.1 s for the other."""
-    return shrink.connect_to_launcher(Place(0, 2, "job", SECRET, store=address), 0.1, KEEPALIVE)
+    return survivors.connect_to_launcher(Place(0, 2, "job", SECRET, store=address), 0.1, KEEPALIVE)
 
 
 def lost_launcher(address, why):
@@ -235,19 +235,19 @@ def test_a_launcher_that_has_ended_is_named_at_once(port):
 
 
 def test_a_stopped_launcher_is_waited_for_no_longer_than_the_ranks(port, monkeypatch):
-    monkeypatch.setattr("ringcomm.transports.network.shrink.ANSWER_TIMEOUT", 0.2)
+    monkeypatch.setattr("ringcomm.transports.network.survivors.ANSWER_TIMEOUT", 0.2)
     port[0].listen()
     with pytest.raises(CollectiveTimeout, match=lost_launcher(port[1], "did not answer within 0.3 s (timed out)")):
         connect_one(port[1])
 
 
 def test_a_launcher_that_stops_later_is_waited_for_no_longer_than_the_ranks(monkeypatch):
-    monkeypatch.setattr("ringcomm.transports.network.shrink.ANSWER_TIMEOUT", 0.2)
+    monkeypatch.setattr("ringcomm.transports.network.survivors.ANSWER_TIMEOUT", 0.2)
     monkeypatch.setattr(Shrink, "poll", lambda _: [])
     with store_server() as address, connect_one(address) as client:
         why = "did not answer within 0.3 s"
         with pytest.raises(CollectiveTimeout, match=lost_launcher(address, why)):
-            shrink.agree(client, "group", 0, [0, 1], [], list, 0.1)
+            survivors.agree(client, "group", 0, [0, 1], [], list, 0.1)
 
 
 # --- Kills at random moments ------------------------------------------------------------------------------------------
