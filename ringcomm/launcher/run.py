@@ -67,6 +67,8 @@ def run(
         alone = Place(0, size, secrets.token_hex(16), secrets.token_hex(16))
         first = nodes.first if nodes else stack.enter_context(serve_one_host(alone))
         first = replace(first, max_restarts=max_restarts, first=first.rank)
+        if modules and nodes:
+            modules = [*modules, "ringcomm.transports.network"]  # which `init` would import on each rank
         with SignalSocket(signal.SIGCHLD, *FORWARDED) as signals, Supervisor(signals, nodes, first) as supervisor:
             starts = []
             for local_rank, cores in enumerate(shares):

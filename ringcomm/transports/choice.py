@@ -2,7 +2,7 @@
 
 from functools import cache
 from importlib import import_module
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from ringcomm import transports
 from ringcomm.bootstrap.place import Place
@@ -10,6 +10,9 @@ from ringcomm.config import Config
 from ringcomm.errors import ArgumentError, refuse, unknown
 from ringcomm.transports import shm
 from ringcomm.transports.contract import TransportModule
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["choose_transport", "find_transports"]
 
@@ -31,10 +34,12 @@ def choose_transport(place: Place, config: Config) -> TransportModule:
     name, between_hosts = config.transport, place.hosts or (config.host_id and place.mpi)
     if (name or (None if between_hosts else "shm")) == "shm" and shm.serves(place):
         return shm  # most jobs are on one host, and import no other transport
-    from importlib.metadata import entry_points
-
     known = find_transports()
-    others = entry_points(group=ENTRY_POINTS) if name not in (None, *known) else ()
+    others: list[EntryPoint] = []
+    if name not in (None, *known):  # else nothing pays for this import
+        from importlib.metadata import entry_points
+
+        others += entry_points(group=ENTRY_POINTS)
     known = known | {each.name: each.load() for each in others if each.name == name}
     serving = [each for each, module in known.items() if module.serves(place)]
     where = f"launcher: {place.launcher}, {'several hosts' if place.hosts else 'one host'}"
