@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 
 from harness import torch_world
 from harness.failures import raised
-from ringcomm import ArgumentError
+from ringcomm import ArgumentError, RingcommError
 from ringcomm.parallel import Decoder, GPTConfig, Grid, Sampling, generate, gpt_stages, stream_tokens
 from ringcomm.parallel.collectives import all_gathered
 
@@ -138,6 +138,30 @@ def test_tokens_are_drawn_with_their_probabilities():
     assert shares(top_k=3, top_p=0.5) == pytest.approx([4 / 7, 3 / 7, 0, 0], abs=0.02)
 
 
+@torch_world.on(2)
+@torch_world.each("sampling", [None, {}, {"top_k": 3}, {"top_p": 0.5}])
+def test_all_ranks_raise_if_logits_have_nan(sampling):
+    grid = Grid(tp=2)
+    stages = stages_of(LLAMA, grid)
+    with torch.no_grad():
+        if grid.tp.rank == 1:
+            stages[-1].head.weight[0] = torch.nan
+    decoder = Decoder(stages, grid)
+    sampling = None if sampling is None else Sampling(**sampling)
+    error = raised(RingcommError, lambda: generate(decoder, PROMPTS, NEW, sampling=sampling))
+    assert str(error).startswith("logits of the sequences [0, 1, 2]: expected numbers of which the highest is finite")
+    assert generate(decoder_of(LLAMA, grid), PROMPTS, 1)  # the group goes on
+
+
+@torch_world.on(1)
+def test_no_temperature_is_too_low_and_no_seed_gives_other_tokens():
+    decoder = decoder_of(LLAMA, Grid.alone())
+    greedy = generate(decoder, PROMPTS, NEW)
+    for temperature in (1e-40, 1e-300):
+        assert sampled(decoder, temperature=temperature) == greedy
+    assert sampled(decoder, temperature=100.0) != sampled(decoder, temperature=100.0)
+
+
 # --- Ends and refusals ------------------------------------------------------------------------------------------------
 
 
@@ -152,6 +176,11 @@ def test_a_sequence_ends_with_the_end_token():
     steps = [*stream_tokens(decoder, PROMPTS, NEW, end=end)]
     assert [step[0] for step in steps] == full[0][: lengths[0]] + [None] * (max(lengths) - lengths[0])
     assert len([*stream_tokens(decoder, PROMPTS[:1], NEW, end=end)]) == lengths[0]  # nothing is left to decode
+    ends = full[0][2], full[1][1]
+    first = [next((i + 1 for i, token in enumerate(tokens) if token in ends), NEW) for tokens in full]
+    assert generate(decoder, PROMPTS, NEW, end=ends) == [tokens[:n] for tokens, n in zip(full, first, strict=True)]
+    assert first[1] <= 2 < lengths[1]
+    assert generate(decoder, PROMPTS, NEW, end=[]) == full
 
 
 @torch_world.on(2)
@@ -174,7 +203,15 @@ def test_what_does_not_fit_is_refused_and_the_model_goes_on():
         assert text == f"shape of ids: expected (1, at least 1), got {shape}"
     assert refused(decoder.cache, 2, 4, torch.tensor([1])) == "shape of padding: expected (2,), got (1,)"
     assert "from 1 to 16, got 17" in refused(decoder.cache, 1, 17)
-    assert "from 1 to 16, got 17" in refused(generate, decoder, PROMPTS, 13)
+    text = refused(generate, decoder, PROMPTS, 13)
+    assert text.startswith("longest prompt and max_new_tokens: expected at most 16 tokens without the last")
+    assert text.endswith("got 5 + 13 - 1")
+    assert refused(generate, decoder, torch.tensor(PROMPTS[:1]), 1).endswith("of tokens, got Tensor")
+    assert refused(generate, decoder, 3, 1).endswith("of tokens, got int")
+    assert refused(generate, decoder, [3], 1).endswith("of tokens, got int")
+    assert refused(generate, decoder, [[1.5]], 1) == "token of a prompt: expected an integer, got 1.5"
+    assert refused(generate, decoder, PROMPTS, 1, end=VOCAB).startswith("end token: expected an integer from 0 to 36")
+    assert refused(generate, decoder, PROMPTS, 1, end=[2, "3"]) == "end token: expected an integer, got '3'"
     assert len(generate(decoder, PROMPTS, 12)[0]) == 12
     assert refused(generate, decoder, [], 1) == "prompts: expected one or more, with one or more tokens each, got []"
     assert refused(generate, decoder, [[1], []], 1).endswith("got [1, 0]")
@@ -183,6 +220,9 @@ def test_what_does_not_fit_is_refused_and_the_model_goes_on():
     assert refused(Sampling, temperature=0.0).startswith("temperature: expected a positive number")
     assert refused(Sampling, top_k=0).startswith("top_k: expected an integer from 1")
     assert refused(Sampling, top_p=1.5) == "top_p: expected a number above 0 and at most 1, got 1.5"
+    assert refused(Sampling, temperature="1").startswith("temperature: expected a positive number")
+    assert refused(Sampling, seed=1.5) == "seed: expected an integer, got 1.5"
+    assert refused(Sampling, seed=-1).startswith("seed: expected an integer from 0")
 
 
 @torch_world.on(2)
