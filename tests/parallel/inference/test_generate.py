@@ -93,6 +93,22 @@ def test_logits_are_those_of_the_model_also_if_a_prompt_comes_in_parts(name):
         assert cache.length == start + 10
 
 
+@torch_world.on(1, 2)
+@torch_world.each("name", ["gpt-2", "llama of two kv heads"])
+def test_logits_in_bfloat16_are_near_those_in_float64(name):
+    config, grid = CONFIGS[name], Grid(tp=dist.get_world_size())
+    ids = torch.arange(20).view(2, 10) * 7 % VOCAB
+    model = gpt_stages(config, Grid.alone(), seed=1)[0].bfloat16().double()  # of the same weights
+    decoder = Decoder([stage.bfloat16() for stage in gpt_stages(config, grid, seed=1)], grid)
+    cache = decoder.cache(2, 10)
+    for start, end in ((0, 9), (9, 10)):
+        found = all_gathered(decoder(ids[:, start:end], cache), grid.tp, -1)[:, :VOCAB]
+        assert found.dtype == torch.bfloat16
+        with torch.no_grad():
+            wanted = model(ids[:, :end])[:, -1]
+        torch.testing.assert_close(found.double(), wanted, rtol=0, atol=0.03 * float(wanted.abs().max()))
+
+
 # --- Sampling ---------------------------------------------------------------------------------------------------------
 
 
@@ -201,7 +217,32 @@ def test_what_does_not_fit_is_refused_and_the_model_goes_on():
     for shape in ((2, 1), (1, 0), (1,)):
         text = refused(decoder, torch.ones(shape, dtype=torch.int64), decoder.cache(1, 4))
         assert text == f"shape of ids: expected (1, at least 1), got {shape}"
+    for ids in (torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool)):
+        assert refused(decoder, ids, decoder.cache(1, 4)).startswith(
+            "dtype of ids: expected torch.int64 or torch.int32"
+        )
     assert refused(decoder.cache, 2, 4, torch.tensor([1])) == "shape of padding: expected (2,), got (1,)"
+    assert (
+        refused(decoder.cache, 1, 4, torch.tensor([1.0])) == "padding: expected a tensor of integers, got torch.float32"
+    )
+    assert refused(decoder.cache, 1, 4, torch.tensor([True])).endswith("got torch.bool")
+    assert refused(decoder.cache, 1, 4, [1]) == "padding: expected a tensor of integers, got list"
+    for number in (-20, 4):
+        text = refused(decoder.cache, 1, 4, torch.tensor([number]))
+        assert text == f"padding: expected numbers from 0 to 3, got [{number}]"
+    padded = decoder.cache(1, 8, torch.tensor([5]))
+    text = refused(decoder, torch.tensor([[1, 2, 3]]), padded)
+    assert text == "padding: expected less than the 3 tokens of the first call, got 5"
+    assert padded.length == 0
+    decoder(torch.tensor([[0] * 5 + [1]]), padded)
+    others = replace(LLAMA, layers=3), replace(LLAMA, heads=4), replace(LLAMA, kv_heads=2)
+    wrong = [decoder_of(config, grid).cache(1, 4) for config in others]
+    for cache in (*wrong, decoder_of(LLAMA, grid, torch.float64).cache(1, 4)):
+        text = refused(decoder, torch.tensor([[1]]), cache)
+        assert text.startswith("layers, heads, their size, dtype and device of the cache: expected (2, 4, 4, ")
+    cache = decoder.cache(1, 4)
+    assert refused(decoder, torch.tensor([[VOCAB]]), cache).startswith("token ids: expected numbers from 0 to 36")
+    assert cache.length == 0
     assert "from 1 to 16, got 17" in refused(decoder.cache, 1, 17)
     text = refused(generate, decoder, PROMPTS, 13)
     assert text.startswith("longest prompt and max_new_tokens: expected at most 16 tokens without the last")
