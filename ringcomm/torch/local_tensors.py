@@ -67,6 +67,8 @@ def local_tensors(model: Model) -> Model:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if isinstance(parameter, DTensor) and name.rpartition(".")[0] not in styles:
             raise refuse(f"{name} of the model", "a tensor, or a DTensor of a tp_plan", "another DTensor")
+    if not styles:
+        return model
     layers = [(each[0], each[2].get_group(), _layer(name, *each)) for name, each in styles.items()]
     local: dict[Any, nn.Parameter] = {}  # so that tied weights stay tied
     for module, *_ in layers:
@@ -74,8 +76,6 @@ def local_tensors(model: Model) -> Model:
             if isinstance(parameter, DTensor):
                 shard = local.setdefault(parameter, nn.Parameter(parameter.to_local()))
                 module.register_parameter(name, shard)
-    if not styles:
-        return model
     model.requires_grad_(False)
     for module, group, layer in layers:
         del module.forward  # the style's, which has hidden that of the class
