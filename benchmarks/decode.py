@@ -1,4 +1,4 @@
-"""Measure decode steps of a Llama on the ranks of one machine; print the table of docs/parallel.md and docs/clients.md.
+"""Measure decode steps of a Llama on the ranks of one machine; print the rows of the table in docs/parallel.md.
 
     python benchmarks/decode.py [--model 1.1B] [--batch 8] [-n 2] [--rounds 3] [--steps 32]
 

@@ -42,7 +42,10 @@ def serve(arguments: argparse.Namespace, grid: Grid) -> None:
     dtype = getattr(torch, arguments.dtype)
     sampling = None
     if arguments.temperature:
-        sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.seed)
+        top_p = 1.0 if arguments.top_p is None else arguments.top_p
+        sampling = Sampling(arguments.temperature, arguments.top_k, top_p, arguments.seed)
+    elif arguments.top_k is not None or arguments.top_p is not None:
+        raise ArgumentError("--top-k, --top-p: expected with a --temperature above 0, got none")
     with folder_of(arguments, grid) as folder:
         config = pretrained_config(folder)
         stages = [stage.to(dtype) for stage in gpt_stages(config, grid)]
@@ -53,7 +56,7 @@ def serve(arguments: argparse.Namespace, grid: Grid) -> None:
 
     draw = random.Random(arguments.seed)
     prompts = arguments.prompt or [draw.choices(range(config.vocab_size), k=16) for _ in range(arguments.batch)]
-    [*stream_tokens(decoder, prompts, 2)]  # the first calls choose kernels
+    [*stream_tokens(decoder, prompts, min(2, arguments.new_tokens))]  # the first calls choose kernels
     started = time.perf_counter()
     steps = stream_tokens(decoder, prompts, arguments.new_tokens, end=arguments.end, sampling=sampling)
     tokens, first = [next(steps)], time.perf_counter()
@@ -105,10 +108,10 @@ def parser() -> argparse.ArgumentParser:
     add("--prompt", type=tokens, action="append", metavar="TOKENS", help="a prompt of the batch: numbers")
     add("--batch", type=int, default=1, help="number of random prompts, of 16 tokens")
     add("--new-tokens", type=int, default=64, metavar="N", help="for each prompt, at most")
-    add("--end", type=int, metavar="TOKEN", help="the token that ends a sequence")
+    add("--end", type=int, action="append", metavar="TOKEN", help="a token that ends a sequence")
     add("--temperature", type=float, default=0.0, help="of sampling; 0: greedy tokens")
     add("--top-k", type=int, metavar="K", help="draw from the K most probable tokens")
-    add("--top-p", type=float, default=1.0, metavar="P", help="draw from the most probable tokens of probability P")
+    add("--top-p", type=float, metavar="P", help="draw from the most probable tokens of probability P")
     add("--seed", type=int, default=0, help="of weights, prompts and sampling")
     return parser
 

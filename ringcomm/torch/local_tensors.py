@@ -1,6 +1,6 @@
 """Models that Hugging Face's transformers has sharded, on local tensors: for inference without DTensors.
 
-`from_pretrained` with a tensor-parallel plan (`tp_plan="auto"`) makes parameters DTensors, and replaces the forward of
+`from_pretrained` with a tensor-parallel plan makes parameters DTensors, and replaces the forward of
 a sharded module by one of a *style*. In every call that swaps the parameters for local tensors, or turns inputs and
 outputs into DTensors and back. Here a style is replaced once by the arithmetic on this rank's shard, and the sum or
 gather that it needs.
@@ -8,6 +8,7 @@ gather that it needs.
 
 import inspect
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 import torch
@@ -16,9 +17,11 @@ import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from torch import nn
 
 from ringcomm.errors import refuse
-from ringcomm.torch.direct import Function, in_place_sum, packed_linear
+from ringcomm.torch.direct import Function, in_place_sum, packed_linear, packs
 
 __all__ = ["local_tensors"]
+
+TESTED = "5.24"  # the version of transformers in whose modules this looks for styles
 
 Model = TypeVar("Model", bound=nn.Module)
 Layer = Callable[
@@ -29,13 +32,15 @@ Layer = Callable[
 def local_tensors(model: Model) -> Model:
     """Turn a model that transformers has sharded with a `tp_plan` into local tensors and direct calls, for inference.
 
-    All ranks call this once; nothing is sent. The model changes in place: its parameters become this rank's shards,
-    without gradients, so that it can be neither trained nor saved. Its linear layers multiply by a packed copy of their
-    weights, where `packed_linear` makes one: outputs have the same bits in bfloat16, and are rounded otherwise in
-    float32. ::
+    All ranks call this; nothing is sent. The model changes in place: its parameters become this rank's shards, without
+    gradients. Where `packed_linear` packs the weight of a linear layer, the layer has no `weight` any more: outputs
+    have the same bits in bfloat16 on CPUs with AVX512-BF16 or AMX, but for tiny products, and may be rounded otherwise
+    elsewhere and in float32. So the model can be neither trained nor converted nor saved:
+    `save_pretrained` raises. ::
 
         dist.init_process_group("ringcomm")
-        model = AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto", dtype=torch.bfloat16)
+        plan = DistributedConfig(tp_plan="auto")
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, distributed_config=plan)
         ringcomm.torch.local_tensors(model).generate(ids)
 
     Communication of the model: as before, an all-reduce for each rowwise layer and embedding, and an all-gather for
@@ -46,19 +51,24 @@ def local_tensors(model: Model) -> Model:
             its `nn.Embedding` "embedding_rowwise" or "replicate", as Llama, Mistral and Qwen3
 
     Returns:
-        The same model.
+        The same model; unchanged if nothing is sharded over several ranks, or the model is on local tensors already.
 
     Raises:
-        ArgumentError: the model is not sharded, or has another style. It has not changed.
+        ArgumentError: the model has another style, or is sharded otherwise. It has not changed.
     """
     from torch.distributed.tensor import DTensor  # imports much of torch
 
+    if vars(model).get("save_pretrained") is _refuse_to_save:
+        return model
     styles = {name: (module, *found) for name, module in model.named_modules() if (found := _style_of(module))}
-    if not styles:
-        raise refuse("model", "one that from_pretrained has sharded with a tp_plan", f"a {type(model).__name__}")
+    if not styles and (getattr(model, "_tp_size", None) or 1) > 1:
+        expected, got = f"one that transformers {TESTED} has sharded", f"one of transformers {version('transformers')}"
+        raise refuse("model", expected, got)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if isinstance(parameter, DTensor) and name.rpartition(".")[0] not in styles:
             raise refuse(f"{name} of the model", "a tensor, or a DTensor of a tp_plan", "another DTensor")
+    if not styles:
+        return model
     layers = [(each[0], each[2].get_group(), _layer(name, *each)) for name, each in styles.items()]
     local: dict[Any, nn.Parameter] = {}  # so that tied weights stay tied
     for module, *_ in layers:
@@ -68,10 +78,22 @@ def local_tensors(model: Model) -> Model:
                 module.register_parameter(name, shard)
     model.requires_grad_(False)
     for module, group, layer in layers:
-        del module.forward  # that of its class comes forth
+        del module.forward  # the style's, which has hidden that of the class
         if layer:
             module.forward = layer(module, group)
+    for module, _, layer in layers:
+        if layer and isinstance(module, nn.Linear) and packs(module.weight):
+            module.register_parameter("weight", None)  # packed, and read nowhere else; a tied embedding keeps its own
+    for each in model.modules():
+        if hasattr(each, "save_pretrained"):
+            each.save_pretrained = _refuse_to_save  # type: ignore[assignment]
     return model
+
+
+def _refuse_to_save(*_: Any, **__: Any) -> None:
+    raise refuse(
+        "model of save_pretrained", "one with whole weights", "one on local_tensors, which are a rank's shards"
+    )
 
 
 def _style_of(module: nn.Module) -> tuple[Any, Any] | None:
@@ -85,7 +107,7 @@ def _layer(name: str, module: nn.Module, style: Any, mesh: Any) -> Layer | None:
     """Return what makes the forward of a module with a style; None: its parameters are replicated.
 
     Raises:
-        ArgumentError: the style, or the module, is not known.
+        ArgumentError: the style, or the module, is not known; or outputs that are gathered have uneven shards.
     """
     from torch.distributed.tensor import Replicate, Shard
 
@@ -99,18 +121,18 @@ def _layer(name: str, module: nn.Module, style: Any, mesh: Any) -> Layer | None:
         (type(module), "TensorParallelLayer", [None, None, None], None),
     ]
     for of, its_kind, its_layouts, layer in known:
-        if type(module) is of and kind == its_kind and layouts == its_layouts and _is_plain(module, style, mesh, layer):
+        if type(module) is of and kind == its_kind and layouts == its_layouts and _is_plain(module, style, layer):
+            if layer is _gathered_column and module.out_features % mesh.size():
+                raise refuse(f"out_features of {name}", f"a multiple of the {mesh.size()} ranks", module.out_features)
             return layer
     expected = "a whole nn.Linear or nn.Embedding with a style that local_tensors knows"
     raise refuse(f"{name} of the model", expected, f"{kind} on a {type(module).__name__}")
 
 
-def _is_plain(module: Any, style: Any, mesh: Any, layer: Layer | None) -> bool:
-    """Return whether nothing about a module is special: quantized weights, outputs that are DTensors, uneven shards."""
+def _is_plain(module: Any, style: Any, layer: Layer | None) -> bool:
+    """Return whether nothing about a module is special: quantized weights, outputs that are DTensors."""
     if getattr(module, "_hf_quantized_needs_local_tp", False) or not getattr(style, "use_local_output", True):
         return False
-    if layer is _gathered_column:
-        return bool(module.out_features % mesh.size() == 0)
     return layer is not _embedding or module.max_norm is None
 
 

@@ -260,3 +260,10 @@ def test_a_llama_on_several_ranks_says_what_it_says_on_one():
     status, text = served(2, "--prompt=3 101")
     assert status != 0
     assert "serve_llama.py: error: token ids: expected numbers from 0 to 100, got some from 3 to 101" in text
+    for option in ("--top-k=5", "--top-p=0.5"):
+        status, text = served(1, option)
+        assert status != 0
+        assert "serve_llama.py: error: --top-k, --top-p: expected with a --temperature above 0, got none" in text
+    prompt = f"--prompt={' '.join('1' * 64)}"  # as long as the context: there is one new token
+    status, text = served(1, prompt, "--new-tokens=1")
+    assert status == 0, text

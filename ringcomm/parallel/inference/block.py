@@ -57,12 +57,12 @@ class DecoderBlock:
         self._up = _merged(*((each.weight, each.bias) for each in (mlp.gate, mlp.up) if each))
         self._down, self._down_bias = packed_linear(mlp.down.weight), mlp.down.bias
 
-    def __call__(self, x: torch.Tensor, memory: torch.Tensor, tokens: Tokens) -> None:
+    def __call__(self, x: torch.Tensor, keys_values: torch.Tensor, tokens: Tokens) -> None:
         """Add to the activations (B, S, H) of tokens, given the keys and values of their layer in a `KVCache`."""
-        self._add(x, self._out(self._attend(self._norm_1(x), memory, tokens)), self._out_bias)
+        self._add(x, self._out(self._attend(self._norm_1(x), keys_values, tokens)), self._out_bias)
         self._add(x, self._down(self._activate(self._up(self._norm_2(x)))), self._down_bias)
 
-    def _attend(self, x: torch.Tensor, memory: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    def _attend(self, x: torch.Tensor, keys_values: torch.Tensor, tokens: Tokens) -> torch.Tensor:
         batch, length, _ = x.shape
         kv_heads, where = self.kv_heads, tokens.where
         heads = self._heads(x).view(batch, length, -1, self.width)  # those of queries, keys and values
@@ -70,10 +70,10 @@ class DecoderBlock:
         if tokens.rotation:
             rotated = rotate(rotated, *tokens.rotation)
         query = rotated[:, :, :-kv_heads]
-        memory[0, :, :, where] = rotated[:, :, -kv_heads:].transpose(1, 2)
-        memory[1, :, :, where] = heads[:, :, -kv_heads:].transpose(1, 2)
-        keys, values = memory[:, :, :, : where.stop]
-        if length == 1:  # the queries of a group attend to its keys as so many tokens do
+        keys, values = keys_values[:, :, :, : where.stop]
+        keys[:, :, where] = rotated[:, :, -kv_heads:].transpose(1, 2)
+        values[:, :, where] = heads[:, :, -kv_heads:].transpose(1, 2)
+        if length == 1:  # the heads of a group are given as tokens of one head: all attend to the same keys
             query = query.view(batch, kv_heads, -1, self.width)
             return F.scaled_dot_product_attention(query, keys, values, tokens.mask).reshape(batch, 1, -1)
         query, mask, grouped = query.transpose(1, 2), tokens.mask, query.shape[2] > kv_heads

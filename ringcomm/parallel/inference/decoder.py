@@ -21,8 +21,9 @@ class Decoder:
     """A GPT or Llama for inference, sharded over `tp`: token ids and a cache → logits of the next token.
 
     What training needs and decoding does not (gradients, modules, the layers of torch.distributed) would take longer
-    than the arithmetic of a token, so this is made of functions. It copies the linear layers as the stages have them
-    now; drop the stages to free theirs. Dropout, recomputation and sequence parallelism have no effect. ::
+    than the arithmetic of a token, so this is made of functions. It copies the linear layers and refers to the other
+    weights: make a new Decoder after the weights have changed. Drop the stages to free their linear layers. Dropout,
+    recomputation and sequence parallelism have no effect. ::
 
         decoder = Decoder(stages, grid)
         cache = decoder.cache(batch=1, capacity=100)
@@ -59,6 +60,8 @@ class Decoder:
         self._embedding, self._positions = first.embedding, first.positions
         blocks: Any = [block for stage in stages for block in stage.blocks.values()]
         self._blocks = [DecoderBlock(block, self._sum) for block in blocks]
+        embedded = self._embedding.weight
+        self._kind = (len(blocks), self._blocks[0].kv_heads, self._blocks[0].width, embedded.dtype, embedded.device)
         self._norm = norm_of(last.norm)
         weight = (last.embedding if self.config.tied else last.head).weight
         self._head = packed_linear(weight)
@@ -68,13 +71,11 @@ class Decoder:
         """Return an empty cache for sequences of up to `capacity` tokens; see `KVCache`.
 
         Raises:
-            ArgumentError: a number is less than 1, `capacity` more than the `context` of the model, or `padding` has
-                another shape than (B,).
+            ArgumentError: a number is less than 1, `capacity` more than the `context` of the model, or `padding` is
+                not (B,) integers from 0 to `capacity` - 1.
         """
         capacity = integer("capacity of a cache", capacity, 1, self.config.context)
         shape = (integer("batch", batch, 1), self._blocks[0].kv_heads, capacity, self._blocks[0].width)
-        if padding is not None and padding.shape != (batch,):
-            raise refuse("shape of padding", (batch,), tuple(padding.shape))
         return KVCache(len(self._blocks), shape, padding, self._embedding.weight)
 
     @torch.inference_mode()
@@ -84,23 +85,28 @@ class Decoder:
         A row that pads the vocabulary has the logit -∞.
 
         Raises:
-            ArgumentError: the ids have another shape, the cache has no memory for them, or one is not in the vocabulary
-                (see `VocabParallelEmbedding`).
+            ArgumentError: the ids have another shape or type, the cache has no memory for them or is that of another
+                model, one id is not in the vocabulary (see `VocabParallelEmbedding`), or a sequence would be padding
+                only.
         """
+        found = len(cache.layers), *cache.layers[0].shape[2::2], cache.layers[0].dtype, cache.layers[0].device
+        if found != self._kind:
+            raise refuse("layers, heads, their size, dtype and device of the cache", self._kind, found)
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise refuse("dtype of ids", "torch.int64 or torch.int32", ids.dtype)
         if ids.dim() != 2 or len(ids) != cache.batch or not ids.shape[1]:
             raise refuse("shape of ids", f"({cache.batch}, at least 1)", tuple(ids.shape))
-        where = cache.next(ids.shape[1])
-        positions, rotation = cache.positions(where), None
         x = self._embedding.partial(ids)
+        where = cache._append(ids.shape[1])
+        positions, rotation = cache._positions(where), None
         self._sum(x)
         if self._positions:
             x += self._positions(positions)
         if base := self.config.rotary_base:
             rotation = rotations(positions[..., None], self._blocks[0].width, base, x.dtype)
-        tokens = Tokens(where, rotation, cache.mask(where))
-        for block, memory in zip(self._blocks, cache.layers, strict=True):
-            block(x, memory, tokens)
-        cache.length = where.stop
+        tokens = Tokens(where, rotation, cache._mask(where))
+        for block, keys_values in zip(self._blocks, cache.layers, strict=True):
+            block(x, keys_values, tokens)
         logits = self._head(self._norm(x[:, -1]))
         logits[:, self._tokens :] = -torch.inf
         return logits

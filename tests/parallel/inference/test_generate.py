@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 
 from harness import torch_world
 from harness.failures import raised
-from ringcomm import ArgumentError
+from ringcomm import ArgumentError, RingcommError
 from ringcomm.parallel import Decoder, GPTConfig, Grid, Sampling, generate, gpt_stages, stream_tokens
 from ringcomm.parallel.collectives import all_gathered
 
@@ -93,6 +93,22 @@ def test_logits_are_those_of_the_model_also_if_a_prompt_comes_in_parts(name):
         assert cache.length == start + 10
 
 
+@torch_world.on(1, 2)
+@torch_world.each("name", ["gpt-2", "llama of two kv heads"])
+def test_logits_in_bfloat16_are_near_those_in_float64(name):
+    config, grid = CONFIGS[name], Grid(tp=dist.get_world_size())
+    ids = torch.arange(20).view(2, 10) * 7 % VOCAB
+    model = gpt_stages(config, Grid.alone(), seed=1)[0].bfloat16().double()  # of the same weights
+    decoder = Decoder([stage.bfloat16() for stage in gpt_stages(config, grid, seed=1)], grid)
+    cache = decoder.cache(2, 10)
+    for start, end in ((0, 9), (9, 10)):
+        found = all_gathered(decoder(ids[:, start:end], cache), grid.tp, -1)[:, :VOCAB]
+        assert found.dtype == torch.bfloat16
+        with torch.no_grad():
+            wanted = model(ids[:, :end])[:, -1]
+        torch.testing.assert_close(found.double(), wanted, rtol=0, atol=0.03 * float(wanted.abs().max()))
+
+
 # --- Sampling ---------------------------------------------------------------------------------------------------------
 
 
@@ -138,6 +154,30 @@ def test_tokens_are_drawn_with_their_probabilities():
     assert shares(top_k=3, top_p=0.5) == pytest.approx([4 / 7, 3 / 7, 0, 0], abs=0.02)
 
 
+@torch_world.on(2)
+@torch_world.each("sampling", [None, {}, {"top_k": 3}, {"top_p": 0.5}])
+def test_all_ranks_raise_if_logits_have_nan(sampling):
+    grid = Grid(tp=2)
+    stages = stages_of(LLAMA, grid)
+    with torch.no_grad():
+        if grid.tp.rank == 1:
+            stages[-1].head.weight[0] = torch.nan
+    decoder = Decoder(stages, grid)
+    sampling = None if sampling is None else Sampling(**sampling)
+    error = raised(RingcommError, lambda: generate(decoder, PROMPTS, NEW, sampling=sampling))
+    assert str(error).startswith("logits of the sequences [0, 1, 2]: expected numbers of which the highest is finite")
+    assert generate(decoder_of(LLAMA, grid), PROMPTS, 1)  # the group goes on
+
+
+@torch_world.on(1)
+def test_no_temperature_is_too_low_and_no_seed_gives_other_tokens():
+    decoder = decoder_of(LLAMA, Grid.alone())
+    greedy = generate(decoder, PROMPTS, NEW)
+    for temperature in (1e-40, 1e-300):
+        assert sampled(decoder, temperature=temperature) == greedy
+    assert sampled(decoder, temperature=100.0) != sampled(decoder, temperature=100.0)
+
+
 # --- Ends and refusals ------------------------------------------------------------------------------------------------
 
 
@@ -152,6 +192,11 @@ def test_a_sequence_ends_with_the_end_token():
     steps = [*stream_tokens(decoder, PROMPTS, NEW, end=end)]
     assert [step[0] for step in steps] == full[0][: lengths[0]] + [None] * (max(lengths) - lengths[0])
     assert len([*stream_tokens(decoder, PROMPTS[:1], NEW, end=end)]) == lengths[0]  # nothing is left to decode
+    ends = full[0][2], full[1][1]
+    first = [next((i + 1 for i, token in enumerate(tokens) if token in ends), NEW) for tokens in full]
+    assert generate(decoder, PROMPTS, NEW, end=ends) == [tokens[:n] for tokens, n in zip(full, first, strict=True)]
+    assert first[1] <= 2 < lengths[1]
+    assert generate(decoder, PROMPTS, NEW, end=[]) == full
 
 
 @torch_world.on(2)
@@ -172,9 +217,42 @@ def test_what_does_not_fit_is_refused_and_the_model_goes_on():
     for shape in ((2, 1), (1, 0), (1,)):
         text = refused(decoder, torch.ones(shape, dtype=torch.int64), decoder.cache(1, 4))
         assert text == f"shape of ids: expected (1, at least 1), got {shape}"
+    for ids in (torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool)):
+        assert refused(decoder, ids, decoder.cache(1, 4)).startswith(
+            "dtype of ids: expected torch.int64 or torch.int32"
+        )
     assert refused(decoder.cache, 2, 4, torch.tensor([1])) == "shape of padding: expected (2,), got (1,)"
+    assert (
+        refused(decoder.cache, 1, 4, torch.tensor([1.0])) == "padding: expected a tensor of integers, got torch.float32"
+    )
+    assert refused(decoder.cache, 1, 4, torch.tensor([True])).endswith("got torch.bool")
+    assert refused(decoder.cache, 1, 4, [1]) == "padding: expected a tensor of integers, got list"
+    for number in (-20, 4):
+        text = refused(decoder.cache, 1, 4, torch.tensor([number]))
+        assert text == f"padding: expected numbers from 0 to 3, got [{number}]"
+    padded = decoder.cache(1, 8, torch.tensor([5]))
+    text = refused(decoder, torch.tensor([[1, 2, 3]]), padded)
+    assert text == "padding: expected less than the 3 tokens of the first call, got 5"
+    assert padded.length == 0
+    decoder(torch.tensor([[0] * 5 + [1]]), padded)
+    others = replace(LLAMA, layers=3), replace(LLAMA, heads=4), replace(LLAMA, kv_heads=2)
+    wrong = [decoder_of(config, grid).cache(1, 4) for config in others]
+    for cache in (*wrong, decoder_of(LLAMA, grid, torch.float64).cache(1, 4)):
+        text = refused(decoder, torch.tensor([[1]]), cache)
+        assert text.startswith("layers, heads, their size, dtype and device of the cache: expected (2, 4, 4, ")
+    cache = decoder.cache(1, 4)
+    assert refused(decoder, torch.tensor([[VOCAB]]), cache).startswith("token ids: expected numbers from 0 to 36")
+    assert cache.length == 0
     assert "from 1 to 16, got 17" in refused(decoder.cache, 1, 17)
-    assert "from 1 to 16, got 17" in refused(generate, decoder, PROMPTS, 13)
+    text = refused(generate, decoder, PROMPTS, 13)
+    assert text.startswith("longest prompt and max_new_tokens: expected at most 16 tokens without the last")
+    assert text.endswith("got 5 + 13 - 1")
+    assert refused(generate, decoder, torch.tensor(PROMPTS[:1]), 1).endswith("of tokens, got Tensor")
+    assert refused(generate, decoder, 3, 1).endswith("of tokens, got int")
+    assert refused(generate, decoder, [3], 1).endswith("of tokens, got int")
+    assert refused(generate, decoder, [[1.5]], 1) == "token of a prompt: expected an integer, got 1.5"
+    assert refused(generate, decoder, PROMPTS, 1, end=VOCAB).startswith("end token: expected an integer from 0 to 36")
+    assert refused(generate, decoder, PROMPTS, 1, end=[2, "3"]) == "end token: expected an integer, got '3'"
     assert len(generate(decoder, PROMPTS, 12)[0]) == 12
     assert refused(generate, decoder, [], 1) == "prompts: expected one or more, with one or more tokens each, got []"
     assert refused(generate, decoder, [[1], []], 1).endswith("got [1, 0]")
@@ -183,6 +261,9 @@ def test_what_does_not_fit_is_refused_and_the_model_goes_on():
     assert refused(Sampling, temperature=0.0).startswith("temperature: expected a positive number")
     assert refused(Sampling, top_k=0).startswith("top_k: expected an integer from 1")
     assert refused(Sampling, top_p=1.5) == "top_p: expected a number above 0 and at most 1, got 1.5"
+    assert refused(Sampling, temperature="1").startswith("temperature: expected a positive number")
+    assert refused(Sampling, seed=1.5) == "seed: expected an integer, got 1.5"
+    assert refused(Sampling, seed=-1).startswith("seed: expected an integer from 0")
 
 
 @torch_world.on(2)
