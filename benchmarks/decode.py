@@ -18,8 +18,6 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-import transformers
-from transformers.distributed import DistributedConfig
 
 from ringcomm.parallel import Decoder, Grid, gpt_stages, stream_tokens
 from ringcomm.pretrained import load_pretrained, pretrained_config
@@ -49,17 +47,25 @@ def ours(folder: str) -> Generate:
 
 
 def theirs(folder: str) -> Generate:
+    import transformers
+    from transformers.distributed import DistributedConfig
+
     plan = {"distributed_config": DistributedConfig(tp_plan="auto")} if dist.get_world_size() > 1 else {}
     return generation(transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **plan))
 
 
 def on_local_tensors(folder: str) -> Generate:
+    import transformers
+    from transformers.distributed import DistributedConfig
+
     plan = DistributedConfig(tp_plan="auto")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, distributed_config=plan)
     return generation(local_tensors(model))
 
 
 def generation(model: torch.nn.Module) -> Generate:
+    import transformers
+
     @torch.inference_mode()
     def generate(ids: torch.Tensor, steps: int) -> float:
         cache = transformers.DynamicCache(config=model.config)
@@ -103,6 +109,8 @@ def on_rank(rank, size, threads, backend, make, folder, store, arguments, answer
 
 
 def save_model(model: str, folder: str) -> None:
+    import transformers
+
     sizes = {"vocab_size": 32_000, "num_key_value_heads": 4, "max_position_embeddings": 2048, **MODELS[model]}
     config = transformers.LlamaConfig(**sizes, eos_token_id=None)
     transformers.AutoModelForCausalLM.from_config(config).bfloat16().save_pretrained(folder)
@@ -129,6 +137,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=32)
     arguments = parser.parse_args()
+    import transformers  # noqa: F401 (once for all processes, which are forked)
+
     n = arguments.n
     contenders = {
         "Decoder, ringcomm": (n, 1, "ringcomm", ours),

@@ -204,25 +204,19 @@ def test_a_node_that_imports_hears_of_the_end_of_another(program, tmp_path):
         assert "rank 0 on " in imports.stderr.read()
 
 
-def test_a_rank_is_restarted_though_the_importing_process_has_died(tmp_path):
+def test_a_rank_is_restarted_though_the_importing_process_has_died(program, tmp_path):
+    program("import os\nPROCESS = os.getpid()\n", "heavy.py")
     text = f"""{ELASTIC}
-def of_group(process):
-    return process.name.isdecimal() and os.getpgid(int(process.name)) == os.getpgrp()
-
-def imports(process):
-    return (b"ringcomm.launcher.preload" in (process / "cmdline").read_bytes()
-            and b"RINGCOMM_RANK" not in (process / "environ").read_bytes())
-
+import heavy
 comm = ringcomm.init()
 if restarts == 0:
     if rank == 0:
-        [process] = [each for each in Path("/proc").iterdir() if of_group(each) and imports(each)]
-        os.kill(int(process.name), signal.SIGKILL)
+        os.kill(heavy.PROCESS, signal.SIGKILL)
     comm.barrier()
     comm = lose(comm).grow()
 complete(comm)
 """
-    ended = restarted(tmp_path, text, 1, ranks=2, options=("--preload", "numpy"))
+    ended = restarted(tmp_path, text, 1, ranks=2, options=("--preload", "heavy"))
     assert sorted(ended.stdout.splitlines()) == ["[0] 0 0", "[1] 1 1"]
 
 
