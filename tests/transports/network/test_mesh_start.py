@@ -197,7 +197,7 @@ def test_a_rank_that_is_taken_for_another_is_not_connected_to(store, pool):
 
 
 def test_a_rank_with_another_secret_is_refused_and_told(store, pool):
-    started = start(pool, store, [0], 2, timeout=2) + start(pool, store, [1], 2, timeout=2, secret=b"another")
+    started = start(pool, store, [0], 2, timeout=2) + start(pool, store, [1], 2, timeout=1, secret=b"another")
     with pytest.raises(CollectiveTimeout, match=r"^timed out: rank 1 of 2"):
         started[0].result()
     with pytest.raises(CollectiveTimeout, match=r": rank 0 of 2 (.*\n)*rank 0 at 127.*: (it has another secret|Conn)"):
