@@ -154,8 +154,7 @@ def serve(number: int, modules: Sequence[str]) -> CodeType | str:
     if not sys.flags.safe_path:
         sys.path.insert(0, os.getcwd() if program[0] == "-m" else os.path.dirname(os.path.realpath(program[0])))
     control.send(_import(modules))
-    # What the launcher forwards to all, as the reaper it survives it. The ranks have a mask of their own.
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))  # which is for the ranks: they have masks of their own
     gc.freeze()  # collections in the ranks then do not copy the pages of these objects
     sys.stdout.flush()
     sys.stderr.flush()

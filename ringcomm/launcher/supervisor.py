@@ -75,7 +75,7 @@ class Supervisor:
         """Import the modules of all ranks; return whether the job goes on: a signal or another node may end it."""
         importing = self._ranks.start_import(how)
         self._control.register(importing, selectors.EVENT_READ)
-        while not (importing.done or self._forwarded or self._status):
+        while not importing.done:  # as the ranks, it is given time to end, and then killed
             self._poll(self._control)
         self._control.unregister(importing)
         if self._forwarded or self._status:

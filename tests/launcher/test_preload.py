@@ -62,12 +62,12 @@ def test_what_modules_have_put_into_the_environment_stays_there(program):
 def test_classes_of_the_program_are_pickled_also_by_threads_that_go_on(program):
     path = program(
         """
-        import multiprocessing, pickle, sys, threading, time
+        import multiprocessing, pickle, sys, threading
 
         class Mine: pass
 
         def later():
-            time.sleep(0.2)
+            threading.main_thread().join()
             print(type(pickle.loads(pickle.dumps(Mine()))))
 
         def child(x): print(type(x))
@@ -109,7 +109,7 @@ def test_ranks_connect_and_draw_random_numbers_of_their_own(program):
             print(len({*drawn.ravel()}), comm.all_reduce(np.ones(1)))
         """
     )
-    assert printed("--preload", "numpy,random", "-n", "3", path) == [f"[{rank}] 6 [3.]" for rank in range(3)]
+    assert printed("--preload", "numpy.random,random", "-n", "3", path) == [f"[{rank}] 6 [3.]" for rank in range(3)]
 
 
 def test_the_rank_that_fails_first_is_named_with_its_status(program):
@@ -160,6 +160,22 @@ def test_an_executable_cannot_be_forked():
     assert (
         "--preload: expected a Python program: a file that ends with .py, or -m and a module, got 'true'" in done.stderr
     )
+
+
+def test_an_interrupt_is_for_the_ranks(program, tmp_path):
+    path = program(
+        f"""
+        import os, pathlib, signal, sys, time
+        signal.signal(signal.SIGINT, lambda *_: sys.exit(5))
+        pathlib.Path({str(tmp_path)!r}, "ready" + os.environ["RINGCOMM_RANK"]).touch()
+        time.sleep(60)
+        """
+    )
+    with subprocess.Popen([*RUN, "--preload", "numpy", "-n", "2", path], stderr=subprocess.PIPE, text=True) as launcher:
+        until(lambda: all((tmp_path / f"ready{rank}").exists() for rank in (0, 1)), "both ranks run")
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.wait(20) == 5
+        assert "Traceback" not in launcher.stderr.read()
 
 
 @pytest.fixture
