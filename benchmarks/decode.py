@@ -15,9 +15,11 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from ringcomm.parallel import Decoder, Grid, gpt_stages, stream_tokens
 from ringcomm.pretrained import load_pretrained, pretrained_config
@@ -90,11 +92,21 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def on_rank(rank, size, threads, backend, make, folder, store, arguments, answer) -> None:  # type: ignore[no-untyped-def]
+def on_rank(
+    rank: int,
+    size: int,
+    threads: int,
+    backend: str,
+    make: Callable[[str], Generate],
+    folder: str,
+    arguments: argparse.Namespace,
+    store: str,
+    answer: Any,  # multiprocessing's Queue
+) -> None:
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     os.environ |= {name: str(value) for name, value in names.items()} | {"GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(threads)
-    files = dist.FileStore(store, size)  # type: ignore[attr-defined]
+    files = FileStore(store, size)
     dist.init_process_group(backend, store=files, rank=rank, world_size=size)
     generate = make(folder)
     ids = torch.randint(32_000, (arguments.batch, PROMPT), generator=torch.Generator().manual_seed(0))
@@ -116,10 +128,11 @@ def save_model(model: str, folder: str) -> None:
     transformers.AutoModelForCausalLM.from_config(config).bfloat16().save_pretrained(folder)
 
 
-def measured(*arguments) -> float:  # type: ignore[no-untyped-def]
+def measured(size: int, *arguments: Any) -> float:
+    """Return the seconds of a step, given the further arguments of `on_rank` as far as `arguments`."""
     with tempfile.TemporaryDirectory() as own:
-        size, answer = arguments[0], fork.Queue()
-        given = (*arguments[:-1], f"{own}/store", arguments[-1], answer)
+        answer = fork.Queue()
+        given = (size, *arguments, f"{own}/store", answer)
         ranks = [fork.Process(target=on_rank, args=(rank, *given)) for rank in range(size)]
         for rank in ranks:
             rank.start()
