@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import harness
-from harness import pools
 from harness.failures import PROMPT, until
 from ringcomm.bootstrap import descriptor_exchange
 from ringcomm.bootstrap.place import Place
@@ -23,6 +22,7 @@ from ringcomm.config import Config
 from ringcomm.errors import PeerLost
 from ringcomm.machine.files import write_atomic
 from ringcomm.start import connect
+from ringcomm.testing.ranks import start_process
 from ringcomm.transports import shm
 
 SIZE = 3
@@ -140,7 +140,7 @@ def run_torch_rank(connection, where, rank, victim, moment):
 @contextmanager
 def processes(run, arguments):
     """Call `run(connection, *each)` in a process for each of the arguments; kill what still runs at the end."""
-    started = [pools.start_process(run, *each) for each in arguments]
+    started = [start_process(run, *each, name="rank") for each in arguments]
     try:
         yield started
     finally:

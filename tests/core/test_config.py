@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import harness
 import ringcomm
 from harness.jobs import run_job
 from ringcomm import ArgumentError, Config
@@ -232,7 +231,7 @@ def kernels():
     return ffi.string(lib.rc_kernels_name()).decode()
 
 
-@harness.on(1, world="processes", fresh=True)
+@pytest.mark.ranks(1, world="processes", fresh=True)
 def test_an_open_communicator_keeps_its_kernels(comm):
     """Select other kernels while `comm` is open, then with no communicator open."""
 

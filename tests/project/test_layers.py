@@ -51,7 +51,8 @@ OUTSIDERS = {
 # Names that only some modules may import or use.
 RESERVED = {
     "os.environ": (
-        *("config", "bootstrap.place", "launcher.preload", "bench.machine", "bench.peers", "bench.tuning.command"),
+        *("config", "bootstrap.place", "launcher.preload", "testing.ranks"),
+        *("bench.machine", "bench.peers", "bench.tuning.command"),
         *("bench.rank.__main__", "bench.rank.gloo", "bench.rank.nccl"),
         *("torch.compat.native", "mpi4py.environment", "mpi4py.base.options", "mpi4py.futures.preparation"),
     ),
@@ -68,6 +69,7 @@ RESERVED = {
     # SECURITY.md, *What is unpickled*.
     "pickle": (
         *("objects", "launcher.pickling", "launcher.forkserver", "launcher.preload", "mpi4py.base.pickling"),
+        *("testing.ranks", "testing.marked"),
         *("parallel.state.checkpoint", "parallel.state.encoding"),
     ),
     "mpi4py": ("bench.rank.mpi", "transports.mpi.world", "transports.mpi.link", "transports.mpi.finalize"),

@@ -59,7 +59,7 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_killed_rank_is_named_by_every_survivor(layout, victim, name, n):
     answers, ends = {}, {}
     with harness.world(layout, "nodes") as pool:
-        pid = pool.workers[victim].pid
+        pid = pool.processes[victim].pid
         for rank, answer, when in outcomes(pool, deaths.call_until_one_dies, name, n, victim, 0.1):
             answers[rank], ends[rank] = answer, when
     assert isinstance(answers.pop(victim), ConnectionError)
