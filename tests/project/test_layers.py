@@ -15,7 +15,7 @@ PACKAGE = ROOT / "ringcomm"
 # From the top. A name stands for a module or a whole package; modules of one layer may import each other, acyclically.
 LAYERS = (
     ("__main__", "commands"),
-    ("bench", "mpi4py", "parallel", "parameter_server", "plan", "pretrained", "torch"),
+    ("bench", "mpi4py", "parallel", "parameter_server", "plan", "pretrained", "ray", "torch"),
     ("__init__", "communicator", "elastic", "launcher", "objects", "pending", "start", "testing", "trace"),
     ("transports",),
     ("algorithms", "layout_rules", "pipelining"),
@@ -43,6 +43,7 @@ OUTSIDERS = {
     "parameter_server": ("errors", "torch.timeouts"),
     "plan": ("algorithms", "config", "errors", "layout_rules", "machine", "options", "pipelining"),
     "pretrained": ("errors", "parallel"),
+    "ray": ("bootstrap.rendezvous", "config", "errors", "start"),
     "torch": (
         *("arrays", "bootstrap", "callbacks", "communicator", "config", "devices", "errors", "native"),
         *("start", "transports", "types"),
