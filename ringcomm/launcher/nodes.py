@@ -25,6 +25,7 @@ from ringcomm.bootstrap.server import Server, serving
 from ringcomm.bootstrap.session import ALL, NODES, Contribution, Peer, Refused, Replies, Start
 from ringcomm.bootstrap.start_errors import format_ranks, missing_ranks
 from ringcomm.bootstrap.store import LATE
+from ringcomm.bootstrap.wire.addresses import listen, split_address
 from ringcomm.bootstrap.wire.framing import Frame
 from ringcomm.bootstrap.wire.tcp import TcpGate
 from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError, refuse
@@ -48,6 +49,7 @@ class NodeOptions:
     rank: int
     count: int
     address: str  # of the store: address:port
+    bound: str  # the address at which node 0 listens, if that is another one; else ""
     secret: str
     timeout: float  # seconds for all nodes to come
     keepalive: float  # seconds after which a node that does not answer is lost
@@ -93,10 +95,13 @@ class _Launchers(Start):
 def _serve(options: NodeOptions) -> Server:
     """Serve the sessions of the job, in the launcher of node 0."""
     try:
-        gate = TcpGate(options.address, "--master-addr", os.fsencode(options.secret), options.keepalive)
+        host, port = split_address(options.address)
+        bound = options.bound or host
+        listener = listen(bound, [port], "--master-addr", any_address=bound != host)
     except ArgumentError as error:
         hint = "node 0 listens there, the others have --node-rank 1, 2, …, and --master-port is free"
         raise ArgumentError(f"{error}: {hint}") from None
+    gate = TcpGate([listener], [os.fsencode(options.secret)], options.keepalive)
     membership = MemberStore()
     return Server(gate, None, main=(NODES, _Launchers(options, membership)), membership=membership)
 

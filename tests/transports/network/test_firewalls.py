@@ -1,0 +1,184 @@
+"""Jobs on two hosts whose firewalls drop TCP to all ports but the few of RINGCOMM_PORT_RANGE."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+from test_restarts import PROGRAM
+
+from harness import pools
+from harness.hosts import ADDRESSES, two_hosts, why_no_hosts
+from harness.nodes import Job, finish
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_no_hosts() is not None, reason=str(why_no_hosts()))]
+
+MASTER_PORT = 29500
+PORTS = "29500-29502"  # the launcher of node 0, and one for each of two ranks
+V4, V6 = ADDRESSES[0], "fd00::1"
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with two_hosts() as hosts:
+        for number, host in enumerate(hosts, 1):
+            host.run("ip address add fd00::$0/64 dev eth0 nodad", number)
+            host.admit_only(PORTS)
+        yield hosts
+
+
+@pytest.fixture
+def job(tmp_path):
+    with closing(Job(tmp_path, 2)) as job:
+        yield job
+
+
+def run(hosts, job, program, *arguments, address=V4, ports=PORTS, ranks=2, options=(), **env):
+    """Return the status, output and errors of each node."""
+    path = job.folder / "program.py"
+    path.write_text(program)
+    started = [
+        job.start(
+            *(node, ranks, str(path), *options),
+            arguments=arguments,
+            enter=[*host.enter, "env", f"RINGCOMM_PORT_RANGE={ports}", *(f"{k}={v}" for k, v in env.items())],
+            address=(address, MASTER_PORT),
+        )
+        for node, host in enumerate(hosts)
+    ]
+    return [finish(launcher) for launcher in started]
+
+
+# Which ports this host listens at, or any other in its network.
+LISTENING = """
+def listening():
+    lines = [line.split() for name in ("tcp", "tcp6") for line in open(f"/proc/net/{name}").readlines()[1:]]
+    return {int(line[1].rpartition(":")[2], 16) for line in lines if line[3] == "0A"}
+"""
+CALLS = f"""
+import numpy as np
+import ringcomm
+{LISTENING}
+with ringcomm.init(timeout=20) as comm:
+    x = comm.all_reduce(np.full(1 << 20, comm.rank + 1.0))
+    assert (x == 10).all()
+    others = [rank for rank in range(comm.size) if rank != comm.rank]
+    sent = [comm.send(np.full(3, comm.rank), other, async_op=True) for other in others]  # most are not connected yet
+    for other in others:
+        found = np.empty(3, int)
+        comm.recv(found, other)
+        assert (found == other).all()
+    for each in sent:
+        each.wait()
+    comm.barrier()
+    assert listening() <= {{29500, 29501, 29502}}, listening()
+    comm.barrier()
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("address", [V4, V6])
+@pytest.mark.parametrize("flows", [1, 2])
+def test_each_rank_needs_one_port(hosts, job, address, flows):
+    for status, out, err in run(hosts, job, CALLS, address=address, RINGCOMM_FLOWS=flows):
+        assert (status, len(out)) == (0, 2), err
+
+
+# The old communicator is open, and so is the one that the survivors connect anew.
+SHRINK = """
+import os, signal
+import numpy as np
+import ringcomm
+
+with ringcomm.init(timeout=20) as comm:
+    if comm.rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True:
+            comm.barrier()
+    except ringcomm.PeerLost:
+        survivors = comm.shrink(timeout=10)
+    x = survivors.all_reduce(np.ones(1 << 20))
+    assert (x == 3).all()
+    with survivors:
+        print(survivors.rank, survivors.size)
+"""
+
+
+def test_survivors_connect_anew_at_the_same_ports(hosts, job):
+    (first, out, err), (second, out_of_b, err_of_b) = run(hosts, job, SHRINK, options=["--respawn=0"])
+    assert (first, second) == (0, 0), err + err_of_b
+    assert out + out_of_b == ["[0] 0 3", "[1] 1 3", "[2] 2 3"]
+
+
+def test_a_lost_rank_comes_back_at_the_port_of_the_lost_one(hosts, job):
+    ended = run(hosts, job, PROGRAM, json.dumps([[2, 0, 10], [1, 0, 20]]), "20", options=["--respawn=1"])
+    assert [status for status, _, _ in ended] == [0, 0], ended
+    found = [json.loads(line.partition(" ")[2]) for _, out, _ in ended for line in out]
+    assert [[rank, restarts, size] for rank, restarts, _, size, *_ in found] == [
+        [0, 0, 4],
+        [1, 1, 4],
+        [2, 1, 4],
+        [3, 0, 4],
+    ]
+
+
+TORCH = f"""
+import torch
+import torch.distributed as dist
+import ringcomm.torch
+{LISTENING}
+dist.init_process_group("ringcomm")
+rank, size = dist.get_rank(), dist.get_world_size()
+groups = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3], [0, 3], [1, 2, 3], [0, 1, 2, 3])]
+for group in [None, *groups]:
+    if dist.get_rank(group) >= 0:
+        x = torch.ones(1 << 20)
+        dist.all_reduce(x, group=group)
+        assert (x == dist.get_world_size(group)).all()
+dist.barrier()
+assert listening() <= {{29500, 29501, 29502}}, listening()
+dist.barrier()
+dist.destroy_process_group()
+print("done", rank)
+"""
+
+
+@pytest.mark.parametrize("address", [V4, V6])
+def test_all_groups_of_torch_share_the_port_of_their_rank(hosts, tmp_path, address):
+    pytest.importorskip("torch")
+    program = tmp_path / "program.py"
+    program.write_text(TORCH)
+    place = ["--nnodes=2", "--nproc-per-node=2", f"--master-addr={address}", f"--master-port={MASTER_PORT}"]
+    command = [sys.executable, "-m", "torch.distributed.run", *place]
+    started = [
+        subprocess.Popen(
+            [*host.enter, *command, f"--node-rank={node}", str(program)],
+            env={**os.environ, "RINGCOMM_PORT_RANGE": PORTS, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node, host in enumerate(hosts)
+    ]
+    ended = [launcher.communicate(timeout=pools.JOB) for launcher in started]
+    assert [launcher.returncode for launcher in started] == [0, 0], ended
+    assert sorted("".join(out for out, _ in ended).split()[1::2]) == [*"0123"], ended
+
+
+def test_a_range_that_is_full_is_named_and_how_many_ports_are_needed(hosts, job):
+    for status, _, err in run(hosts, job, CALLS, ports="29500-29501"):
+        assert status != 0
+        expected = (
+            r"no port of RINGCOMM_PORT_RANGE=29500-29501 is free at 10\.0\.0\.1: the 2 ranks of this host need one "
+        )
+        assert re.search(expected + r"each; in use: 29500 by process \d+ \(.+\), 29501 by process \d+ \(.+\)", err), err
+
+
+def test_a_firewall_that_drops_connections_is_suspected(hosts, job):
+    for status, _, err in run(hosts, job, CALLS, ports="29510-29511", RINGCOMM_START_TIMEOUT=2):
+        assert status != 0
+        assert "check that no firewall on the way drops connections to it" in err
