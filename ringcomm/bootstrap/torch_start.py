@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -218,9 +219,10 @@ class _Rendezvous:
         for host in filter(None, (settings.hosts[0], self._route(), os.uname().nodename)):
             if found := addresses.loopback(host):
                 break
-            reach = addresses.Reach([host], settings.bound[:1] if settings.mapped else [host], settings.ports)
+            reach = replace(settings, hosts=[host], bound=settings.bound[:1] if settings.mapped else [host])
             try:
-                gate = open_gate(reach, f"rank 0: {reach.settings}", self.secret.encode(), config.keepalive, 0)
+                purpose = f"rank 0: the address of this host ({reach.setting})"
+                gate = open_gate(reach, purpose, self.secret.encode(), config.keepalive, 0)
                 return gate, reach.addresses(gate.addresses)[0]
             except ArgumentError as error:  # of a setting the transport says so, on all ranks
                 refused = error

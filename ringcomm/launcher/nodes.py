@@ -97,7 +97,8 @@ def _serve(options: NodeOptions) -> Server:
     try:
         host, port = split_address(options.address)
         bound = options.bound or host
-        listener = listen(bound, [port], "--master-addr", any_address=bound != host)
+        purpose = "--master-addr" if bound == host else "RINGCOMM_BIND_ADDRESS"
+        listener = listen(bound, [port], purpose, any_address=bound != host)
     except ArgumentError as error:
         hint = "node 0 listens there, the others have --node-rank 1, 2, …, and --master-port is free"
         raise ArgumentError(f"{error}: {hint}") from None

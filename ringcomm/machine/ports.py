@@ -15,12 +15,12 @@ def holders(ports: Sequence[int], root: Path = Path("/")) -> str:
     sockets = _sockets(root)
     used = sorted({*sockets.values()} & {*ports})
     who = dict.fromkeys(used[:SHOWN], "")
-    for process in root.glob("proc/[0-9]*"):
-        with suppress(OSError):  # it has ended, or is of another user
-            for fd in os.listdir(process / "fd"):
-                port = sockets.get(os.readlink(process / "fd" / fd), 0)
-                if port in who:
-                    who[port] = f" by process {process.name} ({(process / 'comm').read_text().strip()})"
+    for link in root.glob("proc/[0-9]*/fd/*"):
+        with suppress(OSError):  # it is closed, or the process has ended
+            port = sockets.get(os.readlink(link), 0)
+            if port in who:
+                process = link.parent.parent
+                who[port] = f" by process {process.name} ({(process / 'comm').read_text().strip()})"
     rest = f" and {len(used) - SHOWN} more" if len(used) > SHOWN else ""
     return ", ".join(f"{port}{holder}" for port, holder in who.items()) + rest
 

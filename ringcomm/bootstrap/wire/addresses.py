@@ -36,23 +36,18 @@ class Reach:
         hosts: The addresses at which they reach this host.
         bound: Those of its interfaces at which it listens: one for each of `hosts`, or one for all.
         ports: The ones that it may take; None: any.
+        setting: What sets `bound`, for an error.
     """
 
     hosts: Sequence[str]
     bound: Sequence[str]
     ports: range | None = None
+    setting: str = "RINGCOMM_HOST_ADDRESS"
 
     @property
     def mapped(self) -> bool:
         """Whether others reach this host at addresses apart from those at which it listens."""
         return [*self.bound] != [*self.hosts]
-
-    @property
-    def settings(self) -> str:
-        """What sets the addresses at which this process listens, for an error."""
-        if self.mapped:
-            return "the address at which this host listens (RINGCOMM_BIND_ADDRESS)"
-        return "the address of this host (RINGCOMM_HOST_ADDRESS)"
 
     @property
     def sources(self) -> list[str]:
@@ -71,7 +66,9 @@ def reach_of(config: Config, find: Callable[[], str]) -> Reach:
     """Return where this process listens: as set, else at the address of this host that `find` returns."""
     bound = config.bind_addresses
     hosts = config.host_addresses or [each for each in bound if not is_unspecified(each)] or [find()]
-    return Reach(hosts, bound or hosts, config.ports)
+    if not bound:
+        return Reach(hosts, hosts, config.ports)
+    return Reach(hosts, bound, config.ports, "RINGCOMM_BIND_ADDRESS")
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -85,8 +82,7 @@ def join_address(host: str, port: int | str) -> str:
 
 def name_of(listener: socket.socket) -> str:
     """Return the address at which a socket listens."""
-    host, port, *_ = listener.getsockname()
-    return join_address(host, port)
+    return join_address(_own_host(listener), listener.getsockname()[1])
 
 
 def local_address(server: str) -> str:
@@ -95,7 +91,13 @@ def local_address(server: str) -> str:
     family, _, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM, protocol) as probing:
         probing.connect(resolved)
-        return str(probing.getsockname()[0])
+        return _own_host(probing)
+
+
+def _own_host(bound: socket.socket) -> str:
+    host, _, *rest = bound.getsockname()
+    interface = rest[1] if rest else 0  # of a link-local address, which Python leaves out
+    return f"{host}%{socket.if_indextoname(interface)}" if interface else str(host)
 
 
 def scoped_as(address: str, own: Callable[[], str]) -> str:

@@ -62,8 +62,8 @@ class Mesh:
         self.rank, self.size = layout.local_ranks[layout.local_rank], sum(map(len, layout.ranks))
         self.number = rank_in_job(members, self.rank)
         self._members, self._layout, self._secret, self._keepalive = members, layout, secret, keepalive
-        purpose, own_secret = f"rank {self.number}: {reach.settings}", secret_of(secret, self.rank)
-        gate = open_gate(reach, purpose, own_secret, None, self.number, len(layout.local_ranks))
+        purpose = f"rank {self.number}: the address of this host ({reach.setting})"
+        gate = open_gate(reach, purpose, secret_of(secret, self.rank), None, self.number, len(layout.local_ranks))
         self.server = PeerServer(gate, self._receive, self.number)
         self.own, self._sources = reach.addresses(gate.addresses), reach.sources
         self.addresses: list[list[str]] = []

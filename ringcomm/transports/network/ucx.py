@@ -59,15 +59,14 @@ def open_ucx(config: Config, address: str = "") -> Ucx:
 
     Raises RingcommError with the reasons if there is none, and ArgumentError if no port is free that it may take.
     """
-    reasons = []
+    reasons, ports = [], config.port_range or ""
     if config.ports:  # where none is free, UCX tries for ever
         listen(address or LOCAL, config.ports, "UCX").close()
     for library in [config.ucx] if config.ucx else [SYSTEM, *_of_wheel()]:
         try:
-            found = Ucx(library, "", "", config.keepalive)
-            interface = "" if found.has_rdma else interface_of(address)
-            ports = config.port_range or ""
-            return Ucx(library, interface, ports, config.keepalive) if interface or ports else found
+            if has_rdma_devices() and (found := Ucx(library, "", ports, config.keepalive)).has_rdma:
+                return found
+            return Ucx(library, interface_of(address), ports, config.keepalive)
         except ArgumentError as error:  # it is not there, or too old
             reasons.append(str(error))
         except RingcommError as error:  # it is there, but uses nothing of this host

@@ -36,19 +36,16 @@ def job(tmp_path):
         yield job
 
 
-def run(hosts, job, program, *arguments, address=V4, ports=PORTS, ranks=2, options=(), **env):
-    """Return the status, output and errors of each node."""
+def run(hosts, job, program, *arguments, addresses=(V4, V4), ports=PORTS, options=(), each=({}, {}), **env):
+    """Return the status, output and errors of each node; `each`: variables for the ranks of each."""
     path = job.folder / "program.py"
     path.write_text(program)
-    started = [
-        job.start(
-            *(node, ranks, str(path), *options),
-            arguments=arguments,
-            enter=[*host.enter, "env", f"RINGCOMM_PORT_RANGE={ports}", *(f"{k}={v}" for k, v in env.items())],
-            address=(address, MASTER_PORT),
-        )
-        for node, host in enumerate(hosts)
-    ]
+    started = []
+    for node, (host, address, own) in enumerate(zip(hosts, addresses, each, strict=True)):
+        settings = {"RINGCOMM_PORT_RANGE": ports, **env, **own}
+        enter = [*host.enter, "env", *(f"{name}={value}" for name, value in settings.items())]
+        place = {"enter": enter, "address": (address, MASTER_PORT)}
+        started.append(job.start(node, 2, str(path), *options, arguments=arguments, **place))
     return [finish(launcher) for launcher in started]
 
 
@@ -83,7 +80,12 @@ with ringcomm.init(timeout=20) as comm:
 @pytest.mark.parametrize("address", [V4, V6])
 @pytest.mark.parametrize("flows", [1, 2])
 def test_each_rank_needs_one_port(hosts, job, address, flows):
-    for status, out, err in run(hosts, job, CALLS, address=address, RINGCOMM_FLOWS=flows):
+    for status, out, err in run(hosts, job, CALLS, addresses=[address] * 2, RINGCOMM_FLOWS=flows):
+        assert (status, len(out)) == (0, 2), err
+
+
+def test_ucx_takes_one_port_for_each_rank(hosts, job):
+    for status, out, err in run(hosts, job, CALLS, RINGCOMM_LINK="ucx"):
         assert (status, len(out)) == (0, 2), err
 
 
@@ -167,6 +169,67 @@ def test_all_groups_of_torch_share_the_port_of_their_rank(hosts, tmp_path, addre
     ended = [launcher.communicate(timeout=pools.JOB) for launcher in started]
     assert [launcher.returncode for launcher in started] == [0, 0], ended
     assert sorted("".join(out for out, _ in ended).split()[1::2]) == [*"0123"], ended
+
+
+def test_hosts_may_have_link_local_addresses_only(tmp_path):
+    """Their interfaces may have other names."""
+    with two_hosts() as hosts, closing(Job(tmp_path, 2)) as job:
+        hosts.b.run("ip link set eth0 down; ip link set eth0 name eth7; ip link set eth7 up")
+        for number, (host, interface) in enumerate(zip(hosts, ("eth0", "eth7"), strict=True), 1):
+            host.run("ip address flush dev $0; ip address add fe80::$1/64 dev $0 nodad", interface, number)
+        addresses = "[fe80::1%eth0]", "fe80::1%eth7"
+        for status, out, err in run(hosts, job, CALLS, addresses=addresses, RINGCOMM_FLOWS=2):
+            assert (status, len(out)) == (0, 2), err
+
+
+def test_a_host_may_be_reached_at_an_address_of_no_interface(tmp_path):
+    """As in a container whose ports are mapped: the kernel of each host takes what arrives for the mapped address."""
+    mapped = "192.0.2.1", "192.0.2.2"
+    with two_hosts() as hosts, closing(Job(tmp_path, 2)) as job:
+        for host, own, other, via in zip(hosts, mapped, mapped[::-1], ADDRESSES[1::-1], strict=True):
+            host.run("ip route add local $0 dev eth0; ip route add $1 via $2", own, other, via)
+        settings = [{"RINGCOMM_HOST_ADDRESS": own, "RINGCOMM_BIND_ADDRESS": "0.0.0.0"} for own in mapped]
+        program = CALLS.replace(
+            "    comm.barrier()\n", "    comm.barrier()\n    print(open('/proc/net/tcp').read())\n", 1
+        )
+        for status, out, err in run(hosts, job, program, addresses=mapped[:1] * 2, each=settings):
+            assert status == 0, err
+            at = [line.split()[2] for line in out if " 0A 0" in line]
+            assert {each.partition(":")[0] for each in at} == {"00000000"}, out
+
+
+NOWHERE = "192.0.2.9"
+
+
+@pytest.mark.parametrize(
+    ("setting", "each"),
+    [
+        ("RINGCOMM_HOST_ADDRESS", [{"RINGCOMM_HOST_ADDRESS": NOWHERE}] * 2),
+        ("RINGCOMM_BIND_ADDRESS", [{}, {"RINGCOMM_BIND_ADDRESS": NOWHERE}]),
+    ],
+)
+def test_an_address_of_no_interface_is_named(hosts, job, setting, each):
+    ended = run(hosts, job, CALLS, each=each)
+    assert [status for status, _, _ in ended] == [1, 1]
+    text = f"({setting}): cannot listen at {NOWHERE}:29500: Cannot assign requested address"
+    assert text in "".join(err for _, _, err in ended)
+
+
+def test_an_address_of_no_interface_is_named_by_the_launcher(hosts, job):
+    nowhere = [{"RINGCOMM_BIND_ADDRESS": NOWHERE}, {}]
+    (status, _, err), _ = run(hosts, job, CALLS, each=nowhere, options=["--start-timeout=1"])
+    assert status == 2
+    assert f"RINGCOMM_BIND_ADDRESS: cannot listen at {NOWHERE}:29500: Cannot assign requested address" in err
+
+
+def test_a_port_of_the_launcher_that_is_in_use_is_named(hosts, job):
+    hold = "import socket, sys; s = socket.create_server(('10.0.0.1', 29500)); print(flush=True); sys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([*hosts.a.enter, sys.executable, "-c", hold], **pipes) as holder:
+        holder.stdout.readline()
+        (first, _, err), _ = run(hosts, job, CALLS, options=["--start-timeout=1"])
+    assert first == 2
+    assert "--master-addr: cannot listen at 10.0.0.1:29500: Address already in use" in err
 
 
 def test_a_range_that_is_full_is_named_and_how_many_ports_are_needed(hosts, job):
