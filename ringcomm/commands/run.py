@@ -116,11 +116,11 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.node_rank,
         arguments.nnodes,
         address,
-        next(iter(config.bind_addresses), ""),
         find_secret(arguments.secret_file, address),
         arguments.start_timeout,
         arguments.keepalive,
         elastic=arguments.respawn is not None,
+        bound=next(iter(config.bind_addresses), ""),
     )
     if not arguments.verbose:
         start_logging(config.log)

@@ -49,11 +49,11 @@ class NodeOptions:
     rank: int
     count: int
     address: str  # of the store: address:port
-    bound: str  # the address at which node 0 listens, if that is another one; else ""
     secret: str
     timeout: float  # seconds for all nodes to come
     keepalive: float  # seconds after which a node that does not answer is lost
     elastic: bool = False  # continues without nodes that are lost once the ranks have connected
+    bound: str = ""  # the address at which node 0 listens, if that is another one
 
     @property
     def name(self) -> str:
