@@ -32,5 +32,7 @@ def _sockets(root: Path) -> dict[str, int]:
         with suppress(OSError):
             for line in (root / "proc/net" / name).read_text().splitlines()[1:]:
                 fields = line.split()
-                found[f"socket:[{fields[9]}]"] = int(fields[1].rpartition(":")[2], 16)
+                port = int(fields[1].rpartition(":")[2], 16)
+                number = fields[9] if fields[9] != "0" else f"none of {port}"  # the process has closed it: TIME_WAIT
+                found[f"socket:[{number}]"] = port
     return found

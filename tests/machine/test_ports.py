@@ -23,6 +23,15 @@ def test_the_process_that_holds_a_port_is_named(host):
     assert holders([port]) == ""
 
 
+def test_a_port_that_only_a_closed_connection_holds_is_in_use():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(server.getsockname()) as peer:
+            server.accept()[0].close()  # first, so that this end waits
+            peer.recv(1)
+    assert holders([port]) == str(port)
+
+
 def test_of_many_ports_the_first_are_named():
     servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(SHOWN + 2)]
     ports = sorted(each.getsockname()[1] for each in servers)
