@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import Protocol
 
 from ringcomm.bootstrap.endpoint import Endpoint
@@ -22,10 +23,11 @@ from ringcomm.bootstrap.server import Server
 from ringcomm.bootstrap.session import Start
 from ringcomm.bootstrap.start_errors import lost_in_start
 from ringcomm.bootstrap.store import Store, as_failure, ranks_of_host, serve_or_join
-from ringcomm.bootstrap.wire import tcp, unix
+from ringcomm.bootstrap.wire import addresses, tcp, unix
 from ringcomm.bootstrap.wire.framing import MessageSocket
 from ringcomm.bootstrap.wire.handshake import HANDSHAKE_TIMEOUT
 from ringcomm.bootstrap.wire.peers import Gate
+from ringcomm.bootstrap.wire.shared_port import open_gate
 from ringcomm.config import Config
 from ringcomm.errors import ArgumentError, PeerLost, RingcommError, decode_error, encode_error
 
@@ -98,9 +100,8 @@ class Rendezvous:
         """Serve the start, in rank 0."""
         try:
             with ExitStack() as failed:
-                gate = self._listen()
+                gate, address = self._listen()
                 failed.enter_context(gate.listeners[0])  # so that who has connected already looks again
-                address = gate.address if isinstance(gate, tcp.TcpGate) else UNIX + unix.user_address(self.secret)
                 self._publish(address=address, elsewhere=self.unreachable)
                 server = Server(gate, 0, main=(SESSION, Start(self._size)), linger=self._config.start_limit)
                 failed.pop_all()
@@ -120,7 +121,8 @@ class Rendezvous:
             return unix.connect(where["address"].removeprefix(UNIX), seconds, MessageSocket)
         try:
             secret, keepalive = self.secret.encode(), self._config.keepalive
-            return tcp.connect(where["address"], secret, seconds, keepalive, self._connect_timeout)
+            address = addresses.scoped_as(where["address"], self._route)
+            return tcp.connect(address, secret, seconds, keepalive, self._connect_timeout)
         except ArgumentError:
             raise ConnectionError(f"what listens at {where['address']} has another secret") from None
 
@@ -187,24 +189,31 @@ class Rendezvous:
         if here and not runs and process == self._seen:
             raise _lost(process)
 
-    def _listen(self) -> Gate:
+    def _listen(self) -> tuple[Gate, str]:
         """Listen at the address that is set, else where the keys are reached, else at that of this host.
 
-        If no other host reaches it, listen at a Unix socket, whose peers show their user.
+        If no other host reaches it, listen at a Unix socket, whose peers show their user. Return the address, too.
         """
-        found = host = ""
-        for host in filter(None, (self._config.host_address, self._route(), os.uname().nodename)):
-            if found := tcp.loopback(host):
+        config, found, refused = self._config, "", None
+        settings = addresses.reach_of(config, self._route)
+        for host in filter(None, (settings.hosts[0], self._route(), os.uname().nodename)):
+            if found := addresses.loopback(host):
                 break
-            with suppress(ArgumentError):  # of a setting the transport says so, on all ranks
-                return tcp.TcpGate(f"{host}:0", "the start", self.secret.encode(), self._config.keepalive)
-        self.unreachable = tcp.unreachable(0, host, found)
-        return unix.UnixGate(unix.user_address(self.secret), "the start")
+            reach = replace(settings, hosts=[host], bound=settings.bound[:1] if settings.mapped else [host])
+            try:
+                purpose = f"rank 0: the address of this host ({reach.setting})"
+                gate = open_gate(reach, purpose, self.secret.encode(), config.keepalive, 0)
+                return gate, reach.addresses(gate.addresses)[0]
+            except ArgumentError as error:  # of a setting the transport says so, on all ranks
+                refused = error
+        full = refused if settings.ports and not found else None
+        self.unreachable = full or addresses.unreachable(0, host, found)
+        return unix.UnixGate(unix.user_address(self.secret), "the start"), UNIX + unix.user_address(self.secret)
 
     def _route(self) -> str:
         """Return the address from which this host reaches the keys; "" if that cannot be found."""
         with suppress(OSError, OverflowError, ValueError):  # no such name, no route, no port
-            return tcp.local_address(self.server) if self.server else ""
+            return addresses.local_address(self.server) if self.server else ""
         return ""
 
 

@@ -3,6 +3,7 @@
 import argparse
 from functools import partial
 
+from ringcomm.bootstrap.wire.addresses import join_address
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.config import MAX_KEEPALIVE, Config, start_logging
 from ringcomm.errors import refuse
@@ -109,7 +110,8 @@ def run(arguments: argparse.Namespace) -> int:
     ):
         if value > most:
             arguments.usage_error(str(refuse(option, f"at most {most:g}", value)))
-    address = f"{arguments.master_addr}:{arguments.master_port}"
+    config = Config()
+    address = join_address(arguments.master_addr.removeprefix("[").removesuffix("]"), arguments.master_port)
     options = NodeOptions(
         arguments.node_rank,
         arguments.nnodes,
@@ -118,9 +120,10 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.start_timeout,
         arguments.keepalive,
         elastic=arguments.respawn is not None,
+        bound=next(iter(config.bind_addresses), ""),
     )
     if not arguments.verbose:
-        start_logging(Config().log)
+        start_logging(config.log)
     return start(options=options)
 
 

@@ -25,6 +25,7 @@ from ringcomm.bootstrap.server import Server, serving
 from ringcomm.bootstrap.session import ALL, NODES, Contribution, Peer, Refused, Replies, Start
 from ringcomm.bootstrap.start_errors import format_ranks, missing_ranks
 from ringcomm.bootstrap.store import LATE
+from ringcomm.bootstrap.wire.addresses import listen, split_address
 from ringcomm.bootstrap.wire.framing import Frame
 from ringcomm.bootstrap.wire.tcp import TcpGate
 from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError, refuse
@@ -52,6 +53,7 @@ class NodeOptions:
     timeout: float  # seconds for all nodes to come
     keepalive: float  # seconds after which a node that does not answer is lost
     elastic: bool = False  # continues without nodes that are lost once the ranks have connected
+    bound: str = ""  # the address at which node 0 listens, if that is another one
 
     @property
     def name(self) -> str:
@@ -93,10 +95,14 @@ class _Launchers(Start):
 def _serve(options: NodeOptions) -> Server:
     """Serve the sessions of the job, in the launcher of node 0."""
     try:
-        gate = TcpGate(options.address, "--master-addr", os.fsencode(options.secret), options.keepalive)
+        host, port = split_address(options.address)
+        bound = options.bound or host
+        purpose = "--master-addr" if bound == host else "RINGCOMM_BIND_ADDRESS"
+        listener = listen(bound, [port], purpose, any_address=bound != host)
     except ArgumentError as error:
         hint = "node 0 listens there, the others have --node-rank 1, 2, …, and --master-port is free"
         raise ArgumentError(f"{error}: {hint}") from None
+    gate = TcpGate([listener], [os.fsencode(options.secret)], options.keepalive)
     membership = MemberStore()
     return Server(gate, None, main=(NODES, _Launchers(options, membership)), membership=membership)
 

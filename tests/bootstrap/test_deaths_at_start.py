@@ -216,7 +216,8 @@ def connect_twice(_, path, rank):
     for attempt in range(2):
         if rank == 0 and attempt == 0:
             store.wait(["0 has nothing to join"], timedelta(seconds=TIMEOUT))
-        with module.start_through(store, rank, 2, config) as start:
+        start = module.Rendezvous(store, "", rank, 2, config)
+        with start.open():
             assert not start.hosts
             if rank == 0 and attempt == 0:
                 store.wait(["1 has nothing to join"], timedelta(seconds=TIMEOUT))

@@ -18,7 +18,7 @@ from ringcomm.bootstrap import store as store_module
 from ringcomm.bootstrap.place import UNIX, host_id
 from ringcomm.bootstrap.processes import process_id
 from ringcomm.bootstrap.rendezvous import Rendezvous
-from ringcomm.bootstrap.wire import tcp
+from ringcomm.bootstrap.wire import addresses
 from ringcomm.bootstrap.wire.handshake import HANDSHAKE_TIMEOUT
 from ringcomm.bootstrap.wire.keepalive import patience_with
 from ringcomm.config import Config
@@ -101,7 +101,7 @@ def test_rank_0_listens_at_a_unix_socket_where_only_its_host_reaches_it(monkeypa
 
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     assert address().startswith(UNIX)
-    monkeypatch.setattr(tcp, "loopback", lambda _: "")
+    monkeypatch.setattr(addresses, "loopback", lambda _: "")
     assert address().startswith("127.0.0.1:")
 
 
@@ -109,7 +109,7 @@ def test_both_ends_watch_a_connection_for_as_long_as_the_setting_says(monkeypatc
     def patience(connected):
         return connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
 
-    monkeypatch.setattr(tcp, "loopback", lambda _: "")
+    monkeypatch.setattr(addresses, "loopback", lambda _: "")
     config, store = Config(keepalive=77.0, host_address="127.0.0.1"), dist.HashStore()
     server = Rendezvous(store, "", 0, 2, config).serve()
     with Rendezvous(store, "", 1, 2, config).connect(harness.OPERATION) as peer:
