@@ -7,8 +7,9 @@ name Gloo, so a process of the tests gets ringcomm wherever it makes a group on 
 tests that call ProcessGroupGloo itself stay on Gloo. Each file runs once on each, in a pytest of its own. A test during
 which that ends, or writes nothing for a time, is not finished, and another pytest goes on behind it.
 
-The table has a row for each file or folder that is named. "In a group" are the tests that have been seen to make one;
-where tests share processes, that is the first of them. Exits with 1 if a test passes on Gloo alone.
+The table has a row for each file or folder that is named. "In a group" are the tests that pass on ringcomm and have
+been seen to make a group; where tests share processes, that is the first of them. Exits with 1 if a test passes on Gloo
+alone.
 """
 
 import argparse
@@ -35,7 +36,7 @@ PLUGINS = Path(__file__).parent / "suites"
 class Compared(NamedTuple):
     gloo: Outcomes
     ringcomm: Outcomes
-    grouped: set[str]  # the tests that made a group on ringcomm
+    grouped: set[str]  # the tests that made a group on ringcomm, and passed
 
     def differences(self) -> Iterator[tuple[str, str, str]]:
         """Yield each test whose outcomes differ, and its kind of outcome on Gloo and on ringcomm."""
@@ -48,7 +49,8 @@ class Compared(NamedTuple):
 def compare(file: Path, words: str, timeout: float) -> Compared:
     """Run a file on both backends, and print how its tests end."""
     (gloo, _), (ringcomm, grouped) = (run_file(file, backend, words, timeout) for backend in BACKENDS)
-    found = Compared(gloo, ringcomm, grouped & ringcomm.keys())
+    passed = {test for test, (kind, _) in ringcomm.items() if kind == PASSED}
+    found = Compared(gloo, ringcomm, grouped & passed)
     on_gloo, on_ringcomm = counts(gloo.values()), counts(ringcomm.values())
     say(f"{file.name}: {on_gloo} on Gloo; {on_ringcomm} on ringcomm, {len(found.grouped)} in a group")
     for test, on_gloo, on_ringcomm in found.differences():
