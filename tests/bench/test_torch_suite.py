@@ -21,19 +21,20 @@ SMALL = """
     import torch
     import torch.distributed as dist
 
-    def sum_of_ranks(rank, path):
+    def sum_of_ranks(rank, path, word):
         dist.init_process_group("gloo", store=dist.FileStore(path, 2), rank=rank, world_size=2)
         tensor = torch.tensor(rank + 1)
         dist.all_reduce(tensor)
         assert tensor == 3
         backend = dist.get_backend()
         dist.destroy_process_group()
-        assert os.environ["PLAYED"] == "word"
+        assert os.environ["PLAYED"] == word
         assert backend == os.environ["SUITE_BACKEND"]
 
     def test_ranks(tmp_path, monkeypatch):
-        monkeypatch.setenv("PLAYED", "word")
-        torch.multiprocessing.spawn(sum_of_ranks, (str(tmp_path / "store"),), nprocs=2)
+        for word in ("one", "two"):
+            monkeypatch.setenv("PLAYED", word)
+            torch.multiprocessing.spawn(sum_of_ranks, (str(tmp_path / word), word), nprocs=2)
 
     def test_crash():
         os.kill(os.getpid(), signal.SIGKILL)
