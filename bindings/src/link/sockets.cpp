@@ -37,22 +37,6 @@ void set_option(int fd, int level, int option, int value) {
 
 }  // namespace
 
-struct SocketLink::Peer : Connection {
-    using Connection::Connection;
-
-    // Once a send has failed, a read finds the end.
-    bool readable() const { return awaits_anything() || (open() && (expecting || !failure().empty())); }
-    bool busy() const { return open() && (readable() || has_queued()); }
-
-    bool active = false;  // it is in active_
-    int expecting = 0;    // an answer to a packet, for so many calls of progress()
-    uint32_t watched = EPOLLIN;
-    std::vector<uint32_t> watched_flows;
-    bool wanted = false;  // a connection, by connect()
-    int wanted_flows = 0;
-    std::vector<std::string> ended_flows;  // why, since the last look
-};
-
 std::deque<SocketLink::Peer> SocketLink::adopt(std::span<const int> sockets, std::vector<Connection*>& lost) {
     std::deque<Peer> peers;
     for (size_t r = 0; r < sockets.size(); ++r) peers.emplace_back(int(r), sockets[r], lost);
