@@ -31,9 +31,9 @@ from ringcomm.bootstrap.wire.framing import MessageSocket
 from ringcomm.bootstrap.wire.handshake import HANDSHAKE_TIMEOUT
 from ringcomm.bootstrap.wire.peers import Gate
 from ringcomm.config import Config
-from ringcomm.errors import ArgumentError, PeerLost, RingcommError, decode_error, encode_error
+from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost, RingcommError, decode_error, encode_error
 
-__all__ = ["TorchStart", "start_through", "start_under_torchrun", "store_lost"]
+__all__ = ["TorchStart", "start_in_environment", "start_through", "store_lost"]
 
 c10d: Any = dist.distributed_c10d
 TorchStore = Any
@@ -47,6 +47,7 @@ CONNECT_TIMEOUT = 0.5  # seconds for the first one at an address: the host there
 # Ranks of this process, and the secrets of their last starts, which they have left. The servers of older ones have
 # ended.
 _left: deque[tuple[int, str]] = deque(maxlen=1024)
+_last_store: TorchStore = None  # of the last start in the environment: without it, torch ends what this process serves
 
 
 class TorchStart(NamedTuple):
@@ -60,9 +61,19 @@ class TorchStart(NamedTuple):
 
 
 @contextmanager
-def start_under_torchrun(config: Config) -> Iterator[TorchStart]:
-    """Start through the store that torchrun serves; see start_through."""
-    torch_store, rank, size = next(c10d.rendezvous("env://", timeout=timedelta(seconds=config.start_limit)))
+def start_in_environment(config: Config) -> Iterator[TorchStart]:
+    """Start through the store at MASTER_ADDR and MASTER_PORT; see start_through.
+
+    torchrun serves it, or else rank 0, until it exits: the others may need it for their next start.
+    """
+    global _last_store
+    try:
+        torch_store, rank, size = next(c10d.rendezvous("env://", timeout=timedelta(seconds=config.start_limit)))
+    except (dist.DistError, ValueError) as error:
+        kind = CollectiveTimeout if "timed out" in str(error) else ArgumentError
+        reason = str(error).partition("\n")[0]
+        raise kind(f"cannot open the store of torch.distributed at {master_address()}: {reason}") from None
+    _last_store = torch_store
     with start_through(c10d.PrefixStore("ringcomm.init", torch_store), rank, size, config) as start:
         yield start
 
