@@ -40,6 +40,11 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("comm", places(metafunc, mark, worlds), indirect=True, ids=str)
 
 
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("ranks") and "comm" not in getattr(item, "fixturenames", ()):
+        pytest.fail("the mark ranks: expected a function or a method of a plain class", pytrace=False)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
     if not pyfuncitem.get_closest_marker("ranks"):

@@ -13,6 +13,7 @@ the actors, as in `runtime_env={"env_vars": {"RINGCOMM_TIMEOUT": "60"}}`. Writte
 
 import sys
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import ray
@@ -53,7 +54,7 @@ class RayGroup(BaseGroup):  # type: ignore[misc]  # ray is optional
         with start.open() as store:
             self.comm = connect(rank, world_size, store, config, hosts=start.hosts)
         if rank == 0:
-            keys.clear()
+            keys.clear()  # among them the secret of the start
 
     @classmethod
     def backend(cls) -> str:
@@ -130,7 +131,8 @@ class _Keys:
     """What the actors of a group publish to each other, in the store of Ray's head node."""
 
     def __init__(self, group: str) -> None:
-        self._prefix = f"ringcomm/{ray.get_runtime_context().namespace}/{group}/"  # others may have such a group, too
+        # Others may have such a group, too; and the keys of a group are removed by their prefix.
+        self._prefix = f"ringcomm/{ray.get_runtime_context().namespace}/{quote(group, safe='')}/"
 
     def set(self, key: str, value: str) -> None:
         internal_kv._internal_kv_put(self._prefix + key, value)

@@ -101,7 +101,7 @@ class ImportingProcess:
         (out, theirs_out), (err, theirs_err) = os.pipe(), os.pipe()
         try:
             with _adopting():
-                with suppress(OSError):  # it has ended, which its answer tells
+                with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, which its answer tells
                     self._control.send(how)
                     for descriptor in (stdin, theirs_out, theirs_err):
                         reduction.send_handle(self._control, descriptor, self._process.pid)

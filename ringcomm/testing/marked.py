@@ -6,10 +6,12 @@ import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import module_from_spec
 from inspect import iscoroutinefunction
-from types import CodeType, ModuleType
+from itertools import accumulate
+from pathlib import Path
+from types import CodeType
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -22,6 +24,7 @@ from ringcomm.testing.ranks import TIMEOUT, call, check_place, first_error
 
 __all__ = ["FAILURE", "call_on_ranks", "places"]
 
+Verdict = tuple[str, str]  # the name of pytest.skip or pytest.xfail, and the reason
 FAILURE = pytest.StashKey[Any]()  # what pytest shows of the rank that failed
 
 
@@ -41,7 +44,7 @@ def places(metafunc: pytest.Metafunc, mark: pytest.Mark, worlds: Sequence[str]) 
     """Return where the mark lets a test run; in these worlds if it names none."""
     try:
         found = ranks(worlds, *mark.args, **mark.kwargs)
-        if "comm" not in metafunc.fixturenames:
+        if "comm" not in metafunc.definition._fixtureinfo.argnames:
             raise refuse("arguments", "comm among them, the communicator of the rank", metafunc.function.__name__)
         if iscoroutinefunction(metafunc.function):
             raise refuse("test", "a function, not a coroutine", metafunc.function.__name__)
@@ -61,49 +64,71 @@ def ranks(
         raise refuse("sizes", "at least one number of ranks", "none")
     world = world or ("processes" if env else None)
     found = [RankSpec(size, each, env, fresh) for size in sizes for each in ([world] if world else worlds)]
-    for place in found:
-        check_place(place.size, place.world, place.env)
+    for spec in found:
+        check_place(spec.size, spec.world, spec.env)
     return found
 
 
 def call_on_ranks(item: pytest.Function) -> None:
     """Call a test on its ranks, and raise what it raises on one of them."""
     __tracebackhide__ = True
+    if FAILURE in item.stash:  # of an earlier attempt
+        del item.stash[FAILURE]
     arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
-    place = cast(RankSpec, arguments.pop("comm"))
-    if place.world == "threads":
-        launch(_call, place.size, world="threads", args=(item.obj,), kwargs=arguments, timeout=TIMEOUT)
+    spec = cast(RankSpec, arguments.pop("comm"))
+    if spec.world == "threads":
+        _end(launch(_call_on_thread, spec.size, world="threads", args=(item.obj, arguments), timeout=TIMEOUT))
         return
     path, options = str(item.path), item.config.option
     request = item.module.__name__, path, _pickled(item.obj, arguments)
     describe = partial(_describe, path, options.tbstyle, options.showlocals)
-    outcomes = call(_load_and_call, request, place.size, place.env, describe, place.fresh)
+    outcomes = call(_load_and_call, request, spec.size, spec.env, describe, spec.fresh)
     failed = first_error(outcomes)
     if not failed or not failed.error:
-        if reasons := [outcome.value for outcome in outcomes if outcome.value is not None]:
-            pytest.skip(reasons[0])
+        _end([outcome.value for outcome in outcomes])
         return
     if not failed.description:
         pytest.fail(f"{failed.error}", pytrace=False)
-    failed.description.addsection(f"on rank {failed.rank} of {place.size}", "")
+    failed.description.addsection(f"on rank {failed.rank} of {spec.size}", "")
     item.stash[FAILURE] = failed.description
     raise failed.error
 
 
+def _end(verdicts: Sequence["Verdict | None"]) -> None:
+    """Skip the test if all ranks have, or let it fail as expected."""
+    __tracebackhide__ = True
+    for rank, verdict in enumerate(verdicts):
+        if verdict and None in verdicts:
+            pytest.fail(f"rank {rank} has called pytest.{verdict[0]}({verdict[1]!r}), others have not", pytrace=False)
+        if verdict and verdict[0] == "skip":
+            pytest.skip(verdict[1])
+        if verdict:
+            pytest.xfail(verdict[1])
+
+
 def _pickled(function: Any, arguments: dict[str, Any]) -> bytes:
     for name, value in arguments.items():
-        if reason := _why_not_pickled(value):
-            text = f"argument {name}: expected an object that can be pickled, got {reason}"
-            pytest.fail(f"{text}; ranks that are threads take it: world='threads'", pytrace=False)
-    if reason := _why_not_pickled(function):
-        pytest.fail(f"expected a test that ranks find by its name, got {reason}", pytrace=False)
-    return pickle.dumps((function, arguments))
+        if isinstance(value, pytest.MonkeyPatch):
+            _refuse(name, "a MonkeyPatch, which changes the process of pytest alone")
+    try:
+        return pickle.dumps((function, arguments))
+    except Exception as error:  # an object may raise any error
+        reason = describe_error(error)
+    for name, value in arguments.items():
+        if why := _why_not_pickled(value):
+            _refuse(name, why)
+    pytest.fail(f"expected a test that ranks find by its name, got {reason}", pytrace=False)
+
+
+def _refuse(name: str, got: str) -> None:
+    text = f"argument {name}: expected an object that can be pickled, got {got}"
+    pytest.fail(f"{text}; ranks that are threads take it: world='threads'", pytrace=False)
 
 
 def _why_not_pickled(value: Any) -> str:
     try:
         pickle.dumps(value)
-    except Exception as error:  # an object may raise any error
+    except Exception as error:
         return describe_error(error)
     return ""
 
@@ -111,36 +136,57 @@ def _why_not_pickled(value: Any) -> str:
 # --- On a rank --------------------------------------------------------------------------------------------------------
 
 
-def _call(comm: Communicator, function: Any, **arguments: Any) -> None:
-    function(comm=comm, **arguments)
-
-
-def _load_and_call(comm: Communicator, module: str, path: str, data: bytes) -> str | None:
-    """Return the reason for which the rank has skipped the test, if it has."""
-    if module not in sys.modules:
-        _load(module, path)
-    function, arguments = pickle.loads(data)
+def _call(comm: Communicator, function: Any, arguments: dict[str, Any]) -> Verdict | None:
+    """Return what the rank has called to end the test, if it has: exceptions that cannot be pickled."""
     try:
         function(comm=comm, **arguments)
-    except pytest.skip.Exception as skip:  # which cannot be pickled
-        return str(skip)
+    except pytest.skip.Exception as skip:
+        return "skip", str(skip)
+    except pytest.xfail.Exception as expected:
+        return "xfail", str(expected)
     return None
 
 
-def _load(name: str, path: str) -> None:
+def _call_on_thread(comm: Communicator, function: Any, arguments: dict[str, Any]) -> Verdict | None:
+    try:
+        return _call(comm, function, arguments)
+    except pytest.fail.Exception as error:  # as of pytest.raises: to launch it would be the end of the thread
+        raise AssertionError(str(error)).with_traceback(error.__traceback__) from None
+
+
+def _load_and_call(comm: Communicator, module: str, path: str, data: bytes) -> Verdict | None:
+    if module not in sys.modules:
+        _load(module, Path(path))
+    return _call(comm, *pickle.loads(data))
+
+
+def _load(name: str, path: Path) -> None:
     """Import a module of tests from its file, for which `sys.path` need not lead there."""
     parts = name.split(".")
-    for package in (".".join(parts[:end]) for end in range(1, len(parts))):
+    folders = reversed(path.parents[: len(parts) - 1])
+    for package, folder in zip(accumulate(parts[:-1], "{}.{}".format), folders, strict=True):
         try:
             importlib.import_module(package)
-        except ImportError:  # of a folder, whose tests pytest imports by importlib
-            sys.modules[package] = ModuleType(package)
-    loader = _TestLoader(name, path)
-    spec = spec_from_loader(name, loader)
-    assert spec
+        except ImportError:  # pytest has imported it by importlib
+            _execute(package, _package_loader(package, folder), [str(folder)])
+    _execute(name, _TestLoader(name, str(path)))
+
+
+def _package_loader(name: str, folder: Path) -> SourceFileLoader | None:
+    file = folder / "__init__.py"
+    return SourceFileLoader(name, str(file)) if file.exists() else None
+
+
+def _execute(name: str, loader: SourceFileLoader | None, folders: list[str] | None = None) -> None:
+    spec = ModuleSpec(name, loader, is_package=folders is not None)
+    if folders is not None:
+        spec.submodule_search_locations = folders
+    if loader:
+        spec.origin, spec.has_location = loader.path, True
     sys.modules[name] = module_from_spec(spec)
     try:
-        loader.exec_module(sys.modules[name])
+        if loader:
+            loader.exec_module(sys.modules[name])
     except BaseException:
         del sys.modules[name]
         raise

@@ -15,9 +15,12 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 from ringcomm.communicator import Communicator
+from ringcomm.config import LAUNCHER
 from ringcomm.errors import Aborted, PeerLost, RingcommError, describe_error, integer, refuse, unknown
 from ringcomm.launcher.launch import launch
 from ringcomm.launcher.processes import MAX_RANKS, describe_exit
+from ringcomm.machine import descriptors
+from ringcomm.machine.threads import start_thread
 from ringcomm.start import init
 
 __all__ = [
@@ -79,7 +82,8 @@ def run(
 def _values(outcomes: Sequence[RankOutcome]) -> list[Any]:
     if failed := first_error(outcomes):
         assert failed.error
-        failed.error.add_note(f"on rank {failed.rank}:\n{failed.description}")
+        if failed.description:
+            failed.error.add_note(f"on rank {failed.rank}:\n{failed.description}")
         raise failed.error
     return [outcome.value for outcome in outcomes]
 
@@ -91,6 +95,8 @@ def check_place(size: int, world: str, env: Mapping[str, str] | None) -> None:
         raise refuse("size", f"1 to {MAX_RANKS} ranks", size)
     if env and world == "threads":
         raise refuse("env", "none with threads, which have the environment of this process", repr(env))
+    if not all(isinstance(text, str) for pair in (env or {}).items() for text in pair):
+        raise refuse("env", "names and values that are strings", repr(env))
 
 
 def first_error(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
@@ -110,8 +116,10 @@ def call(
 ) -> list[RankOutcome]:
     """Call `fn(comm, *args)` on warm processes, or fresh ones; return the outcomes as a Pool does."""
     key = size, frozenset((env or {}).items())
-    pool = None if fresh else _pools.pop(key, None)
-    keep = False
+    pool, keep = None if fresh else _pools.pop(key, None), False
+    if pool and not pool.alive:  # a rank has died since
+        pool.kill()
+        pool = None
     pool = pool or ProcessPool([env or {}] * size)
     try:
         outcomes = pool.call(fn, args, describe, limit)
@@ -156,7 +164,11 @@ class Pool:
         outcomes: list[RankOutcome] = []
         deadline = None if limit is None else time.monotonic() + limit
         while pending:
-            ready = wait(pending, None if deadline is None else max(0.0, deadline - time.monotonic()))
+            try:
+                ready = wait(pending, None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except BaseException as error:  # of a signal handler
+                error.add_note(f"{fn.__name__}: no answer yet from ranks {sorted(pending.values())}")
+                raise
             if not ready:
                 late = TimeoutError(f"{fn.__name__}: no answer from ranks {sorted(pending.values())}")
                 outcomes += [RankOutcome(rank, error=late, consequence=bool(outcomes)) for rank in pending.values()]
@@ -192,11 +204,22 @@ class ProcessPool(Pool):
         """`environments`: variables for each rank."""
         size, job, secret = len(environments), secrets.token_hex(), secrets.token_hex()
         job_env = {"RINGCOMM_SIZE": str(size), "RINGCOMM_JOB": job, "RINGCOMM_JOB_SECRET": secret}
-        started = [
-            start_process(_serve, {**job_env, **env, "RINGCOMM_RANK": str(rank)}, name=f"rank {rank} of {size}")
-            for rank, env in enumerate(environments)
-        ]
-        super().__init__([connection for _, connection in started], [process for process, _ in started])
+        descriptors.provide_for_launcher(size)
+        self.connections: list[Connection] = []
+        self.processes: list[BaseProcess] = []
+        try:
+            for rank, env in enumerate(environments):
+                env_of_rank = {**job_env, **env, "RINGCOMM_RANK": str(rank)}
+                process, connection = start_process(_serve, env_of_rank, name=f"rank {rank} of {size}")
+                self.processes.append(process)
+                self.connections.append(connection)
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        return all(process.is_alive() for process in self.processes)
 
     def close(self) -> None:
         """Let the ranks end."""
@@ -231,6 +254,9 @@ def start_process(fn: Callable[..., None], *args: Any, name: str) -> tuple[BaseP
 
 
 def _serve(connection: Connection, env: Mapping[str, str]) -> None:
+    start_thread("end with the tests", _end_with_parent)
+    for name in LAUNCHER:  # of a job in which the tests run
+        os.environ.pop(name, None)
     os.environ.update(env)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a rank that hangs is killed
@@ -238,21 +264,30 @@ def _serve(connection: Connection, env: Mapping[str, str]) -> None:
         comm = init(timeout=TIMEOUT)
     except RingcommError as error:
         connection.recv()
-        connection.send(_failed(error, describe_by_traceback))
+        connection.send(_failed(error, lambda _: None))  # it says everything
         return
     with comm:
         answer(connection, comm)
 
 
+def _end_with_parent() -> None:
+    """End this process when the one that runs the tests has been killed: the fork server lives on."""
+    parent = multiprocessing.parent_process()
+    assert parent
+    wait([parent.sentinel])
+    os._exit(1)
+
+
 def answer(connection: Connection, comm: Any) -> None:
     """Call `fn(comm, *args)` for each request, until the other end closes."""
+    fast_path = getattr(comm, "fast_path", None)  # MPI's communicators have none
     while True:
         try:
             fn, args, describe = connection.recv()
         except (EOFError, KeyboardInterrupt):  # an interrupt is for the process that runs the tests, too
             return
         try:
-            outcome = RankOutcome(0, fn(comm, *args), usable=_is_usable(comm))
+            outcome = RankOutcome(0, fn(comm, *args), usable=_is_usable(comm, fast_path))
             sent = pickle.dumps(outcome)
         except BaseException as error:
             sent = pickle.dumps(_failed(error, describe))
@@ -270,10 +305,11 @@ def _failed(error: BaseException, describe: Describe) -> RankOutcome:
     return RankOutcome(0, error=error, description=description, consequence=consequence)
 
 
-def _is_usable(comm: Any) -> bool:
-    if isinstance(comm, Communicator):  # not one of MPI
+def _is_usable(comm: Any, fast_path: Any) -> bool:
+    if isinstance(comm, Communicator):
         try:
             comm.check()
         except RingcommError:
             return False
+        return comm.fast_path is fast_path  # without it the next calls would take the general path
     return True

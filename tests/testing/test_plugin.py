@@ -42,6 +42,10 @@ TESTS = """
         pytest.skip("not today")
 
     @pytest.mark.ranks(2)
+    def test_fails_as_it_says(comm):
+        pytest.xfail("not yet")
+
+    @pytest.mark.ranks(2)
     @pytest.mark.xfail(raises=ZeroDivisionError)
     def test_fails_as_expected(comm):
         1 / 0
@@ -66,6 +70,7 @@ OUTCOMES = {
     "TestOfAClass::test_passes": ["PASSED"] * 4,
     "test_variables": ["PASSED"],
     "test_skips": ["SKIPPED"],
+    "test_fails_as_it_says": ["XFAIL"],
     "test_fails_as_expected": ["XFAIL"],
     "test_fails": ["FAILED"],
     "test_passes_after_a_failure": ["PASSED"],
@@ -77,7 +82,7 @@ def run_pytest(folder, *options):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=40)
 
 
-@pytest.fixture(scope="module", params=[(), ("-n", "2"), ("--import-mode=importlib",)], ids=str)
+@pytest.fixture(scope="module", params=[(), ("-n", "2"), ("--ranks-world=threads",)], ids=str)
 def ended(request, tmp_path_factory):
     """The pytest that has run TESTS."""
     folder = tmp_path_factory.mktemp("tests")
@@ -106,7 +111,7 @@ def test_a_failure_is_shown_once_with_the_values_of_its_rank(ended):
     assert text.count("assert values[1] == 5") == 1
     assert "E       assert 1 == 5\n" in text
     assert "on rank 1 of 3" in text
-    assert "FAILED test_it.py::test_fails[3 processes] - assert 1 == 5" in text
+    assert re.search(r"FAILED test_it.py::test_fails\[3 \w+\] - assert 1 == 5", text)
     assert {f"rank {rank} of 3" for rank in range(3)} <= {*text.splitlines()}
     assert not re.search("Aborted|PeerLost|marked.py|ranks.py", text)
 
@@ -139,6 +144,13 @@ REFUSED = [  # mark, arguments of the test, what pytest says
     ("ranks(2)", "", "arguments: expected comm among them, the communicator of the rank, got test_it"),
     ("slow", "comm", "comm: expected a test that is marked with ranks, as @pytest.mark.ranks(4)"),
     ("ranks(2)", "comm, capsys", "argument capsys: expected an object that can be pickled, got "),
+    (
+        "ranks(2)",
+        "comm, monkeypatch",
+        "argument monkeypatch: expected an object that can be pickled, got a MonkeyPatch",
+    ),
+    ("ranks(2, env={'A': 1})", "comm", "env: expected names and values that are strings, got {'A': 1}"),
+    ("ranks(2, env={'RINGCOMM_KERNELS': 'none'})", "comm", "unknown value of RINGCOMM_KERNELS 'none'; known: "),
 ]
 
 
@@ -146,28 +158,72 @@ def test_what_cannot_run_is_refused_in_a_sentence(tmp_path):
     for number, (mark, arguments, _) in enumerate(REFUSED):
         text = f"import pytest\n@pytest.mark.{mark}\ndef test_it({arguments}): pass\n"
         (tmp_path / f"test_{number}.py").write_text(text)
+    case = "import unittest\nclass Case(unittest.TestCase):\n    @pytest.mark.ranks(2)\n    def test_it(self): pass\n"
+    (tmp_path / "test_case.py").write_text(f"import pytest\n{case}")
     (tmp_path / "test_coroutine.py").write_text("import pytest\n@pytest.mark.ranks(2)\nasync def test_it(comm): pass\n")
     ended = run_pytest(tmp_path, "--continue-on-collection-errors")
     words = [*(words for _, _, words in REFUSED), "test: expected a function, not a coroutine, got test_it"]
+    words += ["the mark ranks: expected a function or a method of a plain class"]
     assert [each for each in words if each not in ended.stdout] == [], ended.stdout
-    assert not re.search("Traceback|ringcomm/testing", ended.stdout)
+    assert not re.search("Traceback|/ringcomm/", ended.stdout)
     assert ended.returncode == 1
 
 
-def test_an_interrupt_ends_the_ranks(tmp_path):
+def test_packages_that_only_pytest_finds_are_found_on_ranks(tmp_path):
+    (tmp_path / "unit" / "deep").mkdir(parents=True)
+    for folder in ("unit", "unit/deep"):
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "unit" / "helper.py").write_text("SIZE = 2\n")
+    text = (
+        "import pytest\nfrom ..helper import SIZE\n@pytest.mark.ranks(2)\ndef test_it(comm): assert comm.size == SIZE\n"
+    )
+    (tmp_path / "unit" / "deep" / "test_it.py").write_text(text)
+    ended = run_pytest(tmp_path, "--import-mode=importlib")
+    assert "1 passed" in ended.stdout, ended.stdout
+
+
+def test_ranks_that_do_not_agree_to_skip_fail(tmp_path):
+    text = "import pytest\n@pytest.mark.ranks(2)\ndef test_it(comm):\n    if comm.rank: pytest.skip('odd')\n"
+    (tmp_path / "test_it.py").write_text(text)
+    ended = run_pytest(tmp_path, "--ranks-world=both")
+    assert ended.stdout.count("\nrank 1 has called pytest.skip('odd'), others have not\n") == 2, ended.stdout
+
+
+def test_tests_run_also_on_a_rank_of_a_job(tmp_path):
+    (tmp_path / "test_it.py").write_text("import pytest\n@pytest.mark.ranks(2)\ndef test_it(comm): comm.barrier()\n")
+    command = [
+        sys.executable,
+        "-m",
+        "ringcomm",
+        "run",
+        "-n",
+        "1",
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "test_it.py",
+    ]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=40)
+    assert "1 passed" in ended.stdout, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_ranks_end_with_pytest(tmp_path, number):
     text = f"""
         import os, pathlib, pytest, time
 
         @pytest.mark.ranks(2)
         def test_hangs(comm):
             pathlib.Path({str(tmp_path)!r}, f"pid{{comm.rank}}").write_text(str(os.getpid()))
-            time.sleep(60)
+            while True:
+                time.sleep(1)
     """
     (tmp_path / "test_it.py").write_text(textwrap.dedent(text))
     files = [tmp_path / "pid0", tmp_path / "pid1"]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as running:
         until(lambda: all(file.exists() and file.read_text() for file in files), "the ranks run")
-        running.send_signal(signal.SIGINT)
-        assert running.wait(20) == pytest.ExitCode.INTERRUPTED
+        running.send_signal(number)
+        assert running.wait(20) == (pytest.ExitCode.INTERRUPTED if number == signal.SIGINT else -signal.SIGKILL)
     until(lambda: not any(os.path.exists(f"/proc/{file.read_text()}") for file in files), "the ranks end")

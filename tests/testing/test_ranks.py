@@ -1,12 +1,15 @@
 """Warm ranks serve one call after another; those that a call has broken are replaced."""
 
 import os
+import signal
 
 import numpy as np
 import pytest
 
-from ringcomm import Aborted, ArgumentError
+from harness.failures import until
+from ringcomm import ArgumentError
 from ringcomm.testing import run
+from ringcomm.testing.ranks import call
 
 
 def process(comm):
@@ -94,8 +97,15 @@ def test_a_marked_test_is_called_on_every_rank(comm):
     assert comm.all_reduce(np.array(1)) == 3
 
 
-@pytest.mark.ranks(2, world="processes", fresh=True)
-def test_fresh_ranks_may_be_broken(comm):
-    comm.abort("a test")
-    with pytest.raises(Aborted):
-        comm.barrier()
+def test_fresh_ranks_serve_one_call():
+    before = run(process, 2)
+    fresh = [outcome.value for outcome in call(process, (), 2, fresh=True)]
+    assert not {*fresh[0]} & {*before[0]}
+    assert run(process, 2) == before
+
+
+def test_a_rank_that_has_died_since_is_replaced():
+    rank = run(process, 2)[0][1]
+    os.kill(rank, signal.SIGKILL)
+    until(lambda: not os.path.exists(f"/proc/{rank}"), "the rank ends")
+    assert len({*run(process, 2)[0]}) == 2
