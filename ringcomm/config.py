@@ -328,6 +328,11 @@ class Config:
         return _ports(self.port_range) if self.port_range else None
 
     @property
+    def ucx_ports(self) -> range | None:
+        """Those at which UCX may listen; None: any, or those of its own variable."""
+        return None if "UCX_TCP_PORT_RANGE" in os.environ else self.ports
+
+    @property
     def start_limit(self) -> float:
         """Seconds the start may take."""
         return self.timeout if self.start_timeout is None else self.start_timeout
