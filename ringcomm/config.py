@@ -80,6 +80,8 @@ def _addresses(what: str, value: Any) -> None:
     each = _split(value) if isinstance(value, str) else [""]
     if not all(each) or len({*each}) < len(each):
         raise refuse(what, "an address, or several different ones with commas between them, or None", repr(value))
+    if any(address.count(":") == 1 or "]" in address for address in each):  # IPv6 has more colons
+        raise refuse(what, "addresses without a port (the setting port_range has those)", repr(value))
 
 
 def _ports(text: str) -> range:
@@ -246,7 +248,7 @@ class Config:
             None, the default: that of the interface that leads to the store of the job (--master-addr, MASTER_ADDR).
         bind_address: Between hosts: the address at which this process listens, where others reach it at another one, as
             in a container whose ports are mapped, each to the same; several for as many of `host_address`. "0.0.0.0"
-            stands for all IPv4 addresses of this host, "::" for all of IPv6. None, the default: `host_address`.
+            stands for all IPv4 addresses of this host, "::" for all addresses. None, the default: `host_address`.
         port_range: Between hosts: the ports at which this process may listen, such as "29500-29510". It takes one of
             them at each address, and each rank of a host its own. None, the default: any port.
         flows: Between hosts, over sockets: the number of connections that carry the large data of two ranks, at each
@@ -326,6 +328,11 @@ class Config:
     def ports(self) -> range | None:
         """The ports at which this process may listen; None: any."""
         return _ports(self.port_range) if self.port_range else None
+
+    @property
+    def ucx_ports(self) -> range | None:
+        """Those at which UCX may listen; None: any, or those of its own variable."""
+        return None if "UCX_TCP_PORT_RANGE" in os.environ else self.ports
 
     @property
     def start_limit(self) -> float:

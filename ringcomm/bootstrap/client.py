@@ -200,19 +200,20 @@ class Client:
     ) -> MessageSocket:
         """Connect as soon as the server listens, and say who this is."""
         begin, pause = time.monotonic(), SHORTEST_PAUSE
-        deadline, failure = begin + timeout, ""
+        deadline = begin + timeout
+        failure: OSError | None = None
         while True:
             # Refused, busy or disconnected: the server does not listen yet. No call waits for that, so poll.
             try:
                 if joined := self._attempt(hello, max(SHORTEST_PAUSE, deadline - time.monotonic())):
                     return joined
-                failure = "it closed the connection"
+                failure = ConnectionError("it closed the connection")
             except RingcommError:
                 raise
             except TimeoutError as error:  # perhaps cut short by the deadline: an earlier attempt tells more
-                failure = failure or error.strerror or str(error)
+                failure = failure or error
             except (ConnectionError, BlockingIOError) as error:
-                failure = error.strerror or str(error)
+                failure = error
                 if self._endpoint.always_up and isinstance(error, ConnectionRefusedError):
                     raise self._endpoint.lost(ENDED) from None
             if (left := deadline - time.monotonic()) <= 0:

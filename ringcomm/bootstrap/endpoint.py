@@ -1,6 +1,5 @@
 """Where the server of a session is: how to reach it, and the errors of its loss and its silence."""
 
-import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from dataclasses import dataclass
 from ringcomm.bootstrap.place import UNIX, Place, is_between_hosts
 from ringcomm.bootstrap.start_errors import FIREWALL, rank_in_job
 from ringcomm.bootstrap.wire import unix
-from ringcomm.bootstrap.wire.framing import MessageSocket
+from ringcomm.bootstrap.wire.framing import MessageSocket, is_unreachable
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.errors import CollectiveTimeout, PeerLost
 
@@ -44,9 +43,10 @@ class Endpoint:
     def lost(self, how: str) -> PeerLost:
         return PeerLost(f"{self.name} {how}{self.suffix}", rank=self.rank)
 
-    def silent(self, seconds: float, reason: str = "") -> CollectiveTimeout:
-        why = f" ({reason})" if reason else ""
-        hint = f"; {FIREWALL}" if self.address and reason != os.strerror(errno.ECONNREFUSED) else ""
+    def silent(self, seconds: float, error: OSError | None = None) -> CollectiveTimeout:
+        """`error`: that of the last attempt to connect."""
+        why = f" ({error.strerror or error})" if error else ""
+        hint = f"; {FIREWALL}" if self.address and error and is_unreachable(error) else ""
         text = f"{self.name} did not answer within {seconds:g} s{why}{self.suffix}{hint}"
         return CollectiveTimeout(text, rank=self.rank, got=None if self.rank is None else [self.rank])
 

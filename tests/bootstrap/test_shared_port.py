@@ -1,17 +1,19 @@
 """The port that all servers of a process share, and those that RINGCOMM_PORT_RANGE leaves it."""
 
+import errno
 import os
 import secrets
 import socket
 import threading
+import time
 from contextlib import ExitStack, closing
 
 import pytest
 
 from cases.meshes import LOCAL, TIMEOUT
 from harness.failures import until
-from ringcomm import ArgumentError
-from ringcomm.bootstrap.wire import tcp
+from ringcomm import ArgumentError, RingcommError
+from ringcomm.bootstrap.wire import peers, shared_port, tcp
 from ringcomm.bootstrap.wire.addresses import Reach, join_address, scoped_as, split_address
 from ringcomm.bootstrap.wire.peers import PeerServer
 from ringcomm.bootstrap.wire.shared_port import open_gate
@@ -61,6 +63,11 @@ def ask(server, secret=None):
         return peer.recv(100)
 
 
+def refuses(address):
+    with socket.socket() as peer:
+        return peer.connect_ex(split_address(address)) != 0
+
+
 def test_the_secret_leads_to_one_of_the_servers_at_a_port(reach):
     with ExitStack() as opened:
         servers = [opened.enter_context(closing(Echo(reach, name))) for name in "abc"]
@@ -82,11 +89,7 @@ def test_nothing_listens_once_all_servers_are_closed(reach):
     with closing(Echo(reach, "a")) as server:
         pass
 
-    def refused():
-        with socket.socket() as peer:
-            return peer.connect_ex(split_address(server.address)) != 0
-
-    until(refused, "the port to close")
+    until(lambda: refuses(server.address), "the port to close")
 
 
 def test_a_port_that_closes_can_be_opened_again_at_once(reach):
@@ -129,12 +132,62 @@ def test_a_forked_child_does_not_hold_the_port(reach):
         assert os.waitpid(child, 0)[1] == 0
 
 
-def test_a_port_that_another_process_has_is_left_out(reach):
+def test_a_port_that_is_in_use_is_left_out(reach):
     port = reach.ports[0]
     more = Reach([LOCAL], [LOCAL], range(port, port + 20))
     with socket.create_server((LOCAL, port)), closing(Echo(more, "a")) as server:
         assert split_address(server.address)[1] in more.ports[1:]
         assert ask(server) == b"a"
+
+
+@pytest.mark.parametrize(("then", "told"), [(errno.ECONNABORTED, 1), (0, 0)])
+def test_that_no_descriptor_was_left_is_told_once_and_not_after_a_peer_was_accepted(reach, then, told, monkeypatch):
+    def accept(listener, accept=socket.socket.accept):
+        attempts.append(listener)
+        if error := errno.EMFILE if len(attempts) <= 3 else then:
+            raise OSError(error, os.strerror(error))
+        return accept(listener)
+
+    attempts = []
+    monkeypatch.setattr(peers, "INTERVAL", 0.01)
+    monkeypatch.setattr(peers.descriptors, "raise_limit", lambda: False)
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    with ExitStack() as opened:
+        gate = open_gate(reach, "a", b"secret", None, 0)
+        server = opened.enter_context(closing(PeerServer(gate, lambda _: None, 0)))
+        peer = opened.enter_context(socket.create_connection((LOCAL, reach.ports[0]), TIMEOUT))
+        until(lambda: len(attempts) > 4 or (not then and peer.recv(1)), "the attempts to accept")
+        for _ in range(told):
+            with pytest.raises(RingcommError, match="no file descriptor left to accept another rank"):
+                server.serve(TIMEOUT)
+            time.sleep(0.02)  # until it accepts again
+        for _ in range(8):
+            server.serve(0.0)
+
+
+def test_a_thread_that_fails_tells_the_servers_at_its_port(reach, monkeypatch):
+    def fail(_, peer):
+        peer.close()
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(shared_port._Entrance, "greet", fail)
+    with ExitStack() as opened:
+        gates = [open_gate(reach, name, name.encode(), None, 0) for name in "ab"]
+        servers = [opened.enter_context(closing(PeerServer(gate, lambda _: None, 0))) for gate in gates]
+        opened.enter_context(socket.create_connection((LOCAL, reach.ports[0]), TIMEOUT))
+        for server in servers:
+            with pytest.raises(RingcommError, match=r"nobody accepts connections at .* any more: by zero"):
+                server.serve(TIMEOUT)
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_the_port_of_a_gate_that_nobody_has_closed_is_free(reach, served):
+    gate = open_gate(reach, "a", b"secret", None, 0)
+    server = PeerServer(gate, lambda _: None, 0) if served else None
+    assert not refuses(gate.addresses[0])
+    address = gate.addresses[0]
+    del gate, server
+    until(lambda: refuses(address), "the port to close")
 
 
 @pytest.mark.parametrize(

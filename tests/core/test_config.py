@@ -74,6 +74,12 @@ def test_every_field_reads_the_variable_of_its_own_name(field, monkeypatch):
             "a,,b",
             "RINGCOMM_BIND_ADDRESS: expected an address, or several different ones .*, got 'a,,b'",
         ),
+        (
+            "HOST_ADDRESS",
+            "fd00::1,10.0.0.1:29500",
+            r"RINGCOMM_HOST_ADDRESS: expected addresses without a port .*, got 'fd00::1,10.0.0.1:29500'",
+        ),
+        ("BIND_ADDRESS", "[fd00::1]:1024", r"RINGCOMM_BIND_ADDRESS: expected addresses without a port "),
         ("OVERSUBSCRIBED", "yes", "RINGCOMM_OVERSUBSCRIBED: expected True or False .*1 or 0.*, got 'yes'"),
         ("KERNELS", "avx9", "unknown value of RINGCOMM_KERNELS 'avx9'; did you mean 'avx2'"),
     ],

@@ -127,8 +127,12 @@ def hang_up(peer: MessageSocket) -> None:
 
 def broken(error: OSError) -> str:
     """Say how the other end of a connection was lost."""
-    unreachable = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
-    return SILENT if error.errno in unreachable else ENDED
+    return SILENT if is_unreachable(error) else ENDED
+
+
+def is_unreachable(error: OSError) -> bool:
+    """Return whether the other host has not answered, or no way leads there."""
+    return error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
 
 class Closable(Protocol):

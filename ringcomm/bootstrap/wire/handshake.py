@@ -25,9 +25,9 @@ class WrongSecret(ConnectionError):
 
 
 class ServerHandshake:
-    """The server's part: send `greeting`, then answer what the client sends. It is to know one of the secrets.
+    """The server's part: send `greeting`, then answer what the client sends, who must prove one of the known secrets.
 
-    `proved`: the one that it has proved; b"" until then.
+    `proved`: the one that the client has proved; b"" until then.
     """
 
     def __init__(self, known: Collection[bytes]) -> None:

@@ -7,6 +7,7 @@ any server is reached there.
 A server may be closed by the garbage collector, in any thread: so nothing that closes one takes a lock or waits.
 """
 
+import errno
 import logging
 import os
 import socket
@@ -15,6 +16,7 @@ from collections import deque
 from collections.abc import Collection
 from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self
+from weakref import ref
 
 from ringcomm.bootstrap.wire.addresses import Reach, listen, listen_at, name_of
 from ringcomm.bootstrap.wire.framing import MessageSocket
@@ -61,28 +63,37 @@ class _Inbox:
     """What a server on shared ports listens at: the peers that these hand over.
 
     Attributes:
-        attached: The ports; none once it is closed.
+        attached: The ports; none once it is closed. They hold it weakly: a gate that nobody closes is closed with it.
     """
 
     def __init__(self, secret: bytes) -> None:
         self.secret = secret
         self.attached: list[_SharedPort] = []
-        self._arrived: deque[socket.socket | RingcommError] = deque()
+        self._arrived: deque[socket.socket] = deque()
+        self._failure: RingcommError | None = None
         self._bell, self._closed = _Bell(), False
 
-    def put(self, arrived: socket.socket | RingcommError) -> None:
-        """Hand over a peer, or say why none can be accepted."""
+    def put(self, arrived: socket.socket) -> None:
+        """Hand over a peer."""
         self._arrived.append(arrived)
         self._bell.ring()
         if self._closed:
             self._drop()
 
+    def fail(self, failure: RingcommError | None) -> None:
+        """Say why no peer can be accepted, in the place of what was said before; None: one has been accepted."""
+        self._failure = failure
+        if failure:
+            self._bell.ring()
+
     def accept(self) -> tuple[socket.socket, None]:
         self._bell.hear()
-        arrived = self._arrived.popleft()
-        if isinstance(arrived, RingcommError):
-            raise arrived
-        return arrived, None
+        failure, self._failure = self._failure, None
+        if failure:
+            raise failure
+        if not self._arrived:  # it has rung for a failure that is told or over
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return self._arrived.popleft(), None
 
     def fileno(self) -> int:
         return self._bell.fd
@@ -93,6 +104,8 @@ class _Inbox:
             self.attached.pop().detach(self)
         self._drop()
 
+    __del__ = close
+
     def __enter__(self) -> Self:
         return self
 
@@ -102,8 +115,7 @@ class _Inbox:
     def _drop(self) -> None:
         with suppress(IndexError):
             while True:
-                if isinstance(arrived := self._arrived.popleft(), socket.socket):
-                    arrived.close()
+                self._arrived.popleft().close()
 
 
 class _Where(NamedTuple):
@@ -121,8 +133,9 @@ class _SharedPort:
     def __init__(self, where: _Where, purpose: str, rank: int, needed: int) -> None:
         listener = listen(where.host, where.ports, purpose, any_address=where.any_address, needed=needed)
         self.address = name_of(listener)
-        self._inboxes: dict[bytes, _Inbox] = {}  # by secret
+        self._inboxes: dict[bytes, ref[_Inbox]] = {}  # by secret
         self._closed = False  # and the thread ends
+        self._failed = False  # to accept the last peer
         self._where, self._bell = where, _Bell()
         self._server = PeerServer(_Entrance(self, listener), lambda _: None, rank)
         self._server.call_on(self._bell.fd, self._bell.hear)
@@ -145,7 +158,7 @@ class _SharedPort:
 
     def attach(self, inbox: _Inbox) -> bool:
         """Return whether peers are handed over to it from now on: not if the port is closed."""
-        self._inboxes[inbox.secret] = inbox
+        self._inboxes[inbox.secret] = ref(inbox)
         if self._closed:
             del self._inboxes[inbox.secret]
             return False
@@ -158,10 +171,21 @@ class _SharedPort:
 
     def hand_over(self, peer: MessageSocket, secret: bytes) -> None:
         connected = socket.socket(fileno=self._server.release(peer))
-        if inbox := self._inboxes.get(secret):
+        held = self._inboxes.get(secret)
+        if held and (inbox := held()):
             inbox.put(connected)
         else:  # it has closed meanwhile
             connected.close()
+
+    def accepted(self) -> None:
+        if self._failed:
+            self._tell(None)
+
+    def _tell(self, failure: RingcommError | None) -> None:
+        self._failed = failure is not None
+        for held in [*self._inboxes.values()]:
+            if inbox := held():
+                inbox.fail(failure)
 
     def _run(self) -> None:
         try:
@@ -169,13 +193,14 @@ class _SharedPort:
                 try:
                     self._server.serve(None)
                 except RingcommError as error:  # no descriptor is left
-                    for inbox in [*self._inboxes.values()]:
-                        inbox.put(error)
+                    self._tell(error)
                 self._closed = not self._inboxes
                 self._closed = self._closed and not self._inboxes
         except Exception as error:  # whatever it is: nobody else accepts peers here
-            log.error("nobody accepts connections at %s any more: %s", self.address, error)
+            text = f"nobody accepts connections at {self.address} any more: {error}"
+            log.error("%s", text)
             self._closed = True
+            self._tell(RingcommError(text))
         finally:
             self._server.close()
             _ports.pop(self._where, None)
@@ -186,7 +211,7 @@ _ports: dict[_Where, _SharedPort] = {}
 
 
 def _attach(inbox: _Inbox, where: _Where, purpose: str, rank: int, needed: int) -> None:
-    """Have peers handed over that reach this process there."""
+    """Have the peers that reach this process there handed over to the inbox."""
     with _opening:
         if port := _ports.get(where):
             if port.attach(inbox):
@@ -204,6 +229,10 @@ class _Entrance(TcpGate):
     def __init__(self, port: _SharedPort, listener: socket.socket) -> None:
         super().__init__([listener], port.secrets, None)
         self._port = port
+
+    def greet(self, peer: socket.socket) -> tuple[MessageSocket | None, str]:
+        self._port.accepted()
+        return super().greet(peer)
 
     def proved(self, peer: MessageSocket, secret: bytes) -> None:
         self._port.hand_over(peer, secret)

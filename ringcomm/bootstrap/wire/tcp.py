@@ -60,7 +60,8 @@ def connect(
         peer = MessageSocket(connected)
     except (OSError, UnicodeError) as error:  # no route, no such name, too slow, …
         kind = ConnectionRefusedError if isinstance(error, ConnectionRefusedError) else ConnectionError
-        raise kind(getattr(error, "strerror", "") or str(error)) from None
+        number = errno.ETIMEDOUT if isinstance(error, TimeoutError) else getattr(error, "errno", None)
+        raise kind(number, getattr(error, "strerror", "") or str(error)) from None
     try:
         steps = client_handshake(secret)
         next(steps)

@@ -1,6 +1,7 @@
 """The link over UCX: finds libucp, chooses it where all ranks have RDMA, and connects its workers through the store."""
 
 import importlib.util
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from ringcomm.machine.interfaces import interface_of
 from ringcomm.native import check, ffi, lib
 
 __all__ = ["Ucx", "connect_ucx", "open_ucx"]
+
+log = logging.getLogger("ringcomm")
 
 SYSTEM = "libucp.so.0"
 DEVICES = Path("/sys/class/infiniband")
@@ -57,16 +60,30 @@ def open_ucx(config: Config, address: str = "") -> Ucx:
 
     Without RDMA, UCX uses the interface that has this address; the variable UCX_NET_DEVICES comes first.
 
-    Raises RingcommError with the reasons if there is none, and ArgumentError if no port is free that it may take.
+    Raises RingcommError with the reasons if there is none, and ArgumentError if it has no RDMA, and no port is free
+    that it may take.
     """
-    reasons, ports = [], config.port_range or ""
-    if config.ports:  # where none is free, UCX tries for ever
-        listen(address or LOCAL, config.ports, "UCX").close()
+    ports, full = config.port_range or "", None
+    if config.ucx_ports:
+        try:
+            listen(address or LOCAL, config.ucx_ports, "UCX", any_address=True).close()
+        except ArgumentError as error:  # where none is free, UCX tries for ever; RDMA needs none
+            ports, full = "", error
+    if has_rdma_devices():
+        found = _open(config, "", ports)
+        if found.has_rdma:
+            return found
+        del found  # it holds a port
+    if full:
+        raise full
+    return _open(config, interface_of(address), ports)
+
+
+def _open(config: Config, devices: str, ports: str) -> Ucx:
+    reasons = []
     for library in [config.ucx] if config.ucx else [SYSTEM, *_of_wheel()]:
         try:
-            if has_rdma_devices() and (found := Ucx(library, "", ports, config.keepalive)).has_rdma:
-                return found
-            return Ucx(library, interface_of(address), ports, config.keepalive)
+            return Ucx(library, devices, ports, config.keepalive)
         except ArgumentError as error:  # it is not there, or too old
             reasons.append(str(error))
         except RingcommError as error:  # it is there, but uses nothing of this host
@@ -111,6 +128,10 @@ def connect_ucx(rank: int, size: int, store: Store, config: Config, address: str
         text = f"link='ucx' needs UCX on all ranks; {format_ranks(numbers)}: {ranks[unfit[0]]['reason']}"
         raise ArgumentError(text, rank=numbers[0])
     if unfit or ucx is None:
+        refused = [other for other in unfit if ranks[other]["reason"]]
+        if refused and rank == 0:
+            number, reason = rank_in_job(store.members, refused[0]), ranks[refused[0]]["reason"]
+            log.warning("sockets take the place of UCX: rank %d: %s", number, reason)
         return None
     _connect(ucx, rank, size, store, config.start_limit)
     slot = ffi.new("rc_network **")

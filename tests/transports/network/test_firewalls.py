@@ -84,10 +84,11 @@ def test_each_rank_needs_one_port(hosts, job, address, flows):
         assert (status, len(out)) == (0, 2), err
 
 
-def test_ucx_takes_one_port_for_each_rank(tmp_path):
+@pytest.mark.parametrize("bound", [{}, {"RINGCOMM_BIND_ADDRESS": "0.0.0.0"}])
+def test_ucx_takes_one_port_for_each_rank(tmp_path, bound):
     """On hosts of their own: afterwards its ports stay in use for a minute."""
     with two_hosts() as hosts, closing(Job(tmp_path, 2)) as job:
-        for status, out, err in run(hosts, job, CALLS, RINGCOMM_LINK="ucx"):
+        for status, out, err in run(hosts, job, CALLS, RINGCOMM_LINK="ucx", **bound):
             assert (status, len(out)) == (0, 2), err
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 from contextlib import closing
 
 import pytest
@@ -74,6 +75,42 @@ def test_ucx_is_not_opened_on_hosts_without_rdma_devices(monkeypatch, tmp_path):
             (tmp_path / name).touch()
         assert run_on("01", lambda comm: comm._transport.name) == ["sockets"] * 2
         assert len(opened) == 2 * len(devices)
+
+
+@pytest.fixture
+def port():
+    """One that nobody gets who asks for any."""
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        yield reserved.getsockname()[1]
+
+
+def test_ucx_takes_a_port_of_the_range_where_all_addresses_are_bound(port):
+    found = ucx.open_ucx(Config(port_range=f"{port}-{port + 20}"), "0.0.0.0")
+    assert any(each.startswith("tcp/") for each in found.transports)
+
+
+def test_a_range_that_is_full_refuses_no_rdma(port, monkeypatch):
+    with socket.create_server(("127.0.0.1", port)):
+        with pytest.raises(ArgumentError, match="UCX: no port of RINGCOMM_PORT_RANGE"):
+            ucx.open_ucx(Config(port_range=str(port)), "127.0.0.1")
+        monkeypatch.setattr(ucx, "has_rdma_devices", lambda: True)
+        monkeypatch.setattr(ucx.Ucx, "has_rdma", True)
+        assert ucx.open_ucx(Config(port_range=str(port)), "127.0.0.1").transports
+
+
+def test_the_ports_of_the_variable_of_ucx_come_first(port, monkeypatch):
+    monkeypatch.setenv("UCX_TCP_PORT_RANGE", "0")
+    with socket.create_server(("127.0.0.1", port)):
+        assert ucx.open_ucx(Config(port_range=str(port)), "127.0.0.1").transports
+
+
+def test_why_ucx_is_dropped_on_hosts_with_rdma_is_logged(monkeypatch, caplog):
+    monkeypatch.setattr(ucx, "has_rdma_devices", lambda: True)
+    assert run_on("01", lambda comm: comm._router.name, ucx="libnone.so") == ["sockets"] * 2
+    (line,) = [each for each in caplog.messages if "UCX" in each]
+    assert line.startswith("sockets take the place of UCX: rank 0: cannot open UCX: libnone.so: cannot open shared")
 
 
 def test_a_rank_without_ucx_is_named(monkeypatch):
