@@ -52,10 +52,11 @@ def find_endpoint(place: Place, keepalive: float = KEEPALIVE) -> Endpoint:
     store = place.store
     if is_between_hosts(store):
         from ringcomm.bootstrap.wire import tcp  # its handshake takes hashlib, and thereby OpenSSL
+        from ringcomm.bootstrap.wire.tls import find_identity
 
-        secret = os.fsencode(place.secret)
+        secret, tls = os.fsencode(place.secret), find_identity(place.tls)
         name = f"the launcher of node 0 ({store})"
-        return Endpoint(name, lambda seconds: tcp.connect(store, secret, seconds, keepalive), address=store)
+        return Endpoint(name, lambda seconds: tcp.connect(store, secret, seconds, keepalive, tls=tls), address=store)
     address = unix.public_address(store.removeprefix(UNIX)) if store else unix.user_address(place.job)
     rank = None if store else rank_in_job(place.members, 0)
     return Endpoint(

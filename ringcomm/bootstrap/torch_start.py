@@ -30,6 +30,7 @@ from ringcomm.bootstrap.wire import tcp, unix
 from ringcomm.bootstrap.wire.framing import MessageSocket
 from ringcomm.bootstrap.wire.handshake import HANDSHAKE_TIMEOUT
 from ringcomm.bootstrap.wire.peers import Gate
+from ringcomm.bootstrap.wire.tls import find_identity
 from ringcomm.config import Config
 from ringcomm.errors import ArgumentError, PeerLost, RingcommError, decode_error, encode_error
 
@@ -109,6 +110,7 @@ class _Rendezvous:
         self.server = _address_of(torch_store) or master_address()
         self.secret = "" if rank else secrets.token_hex(32)
         self.unreachable: ArgumentError | None = None
+        self._tls = find_identity(config.tls)
         self._found: dict[str, str] = {}  # what rank 0, or that of an earlier start, has published
         self._connect_timeout = CONNECT_TIMEOUT  # seconds until its host answers
         self._seen = ""  # a process that has published a start, and ran then
@@ -140,8 +142,10 @@ class _Rendezvous:
             return unix.connect(where["address"].removeprefix(UNIX), seconds, MessageSocket)
         try:
             secret, keepalive = self.secret.encode(), self._config.keepalive
-            return tcp.connect(where["address"], secret, seconds, keepalive, self._connect_timeout)
-        except ArgumentError:
+            return tcp.connect(where["address"], secret, seconds, keepalive, self._connect_timeout, self._tls)
+        except ArgumentError as error:
+            if error.argument == "tls":
+                raise
             raise ConnectionError(f"what listens at {where['address']} has another secret") from None
 
     def check(self) -> None:
@@ -217,7 +221,8 @@ class _Rendezvous:
             if found := tcp.loopback(host):
                 break
             with suppress(ArgumentError):  # of a setting the transport says so, on all ranks
-                return tcp.TcpGate(f"{host}:0", "the start", self.secret.encode(), self._config.keepalive)
+                secret, keepalive = self.secret.encode(), self._config.keepalive
+                return tcp.TcpGate(f"{host}:0", "the start", secret, keepalive, tls=self._tls)
         self.unreachable = tcp.unreachable(0, host, found)
         return unix.UnixGate(unix.user_address(self.secret), "the start")
 

@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
     ):
         if value > most:
             arguments.usage_error(str(refuse(option, f"at most {most:g}", value)))
-    address = f"{arguments.master_addr}:{arguments.master_port}"
+    config, address = Config(), f"{arguments.master_addr}:{arguments.master_port}"
     options = NodeOptions(
         arguments.node_rank,
         arguments.nnodes,
@@ -117,10 +117,11 @@ def run(arguments: argparse.Namespace) -> int:
         find_secret(arguments.secret_file, address),
         arguments.start_timeout,
         arguments.keepalive,
+        config.tls,
         elastic=arguments.respawn is not None,
     )
     if not arguments.verbose:
-        start_logging(Config().log)
+        start_logging(config.log)
     return start(options=options)
 
 

@@ -18,9 +18,9 @@ def check_connected(meshes, pairs):
     """Check which pairs have a connection that nobody has taken, that each works, and close them."""
     with ExitStack() as opened:
         sockets = {
-            (rank, other): opened.enter_context(socket.socket(fileno=fd))
+            (rank, other): opened.enter_context(socket.socket(fileno=peer.detach()))
             for rank, mesh in enumerate(meshes)
-            for other, fd in mesh.take().items()
+            for other, peer in mesh.take().items()
         }
         assert sockets.keys() == pairs
         assert not any(os.get_blocking(each.fileno()) for each in sockets.values())

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "link/frame.h"
+#include "link/stream.h"
 #include "link/transfer_handle.h"
 
 namespace ringcomm {
@@ -29,7 +30,7 @@ public:
         bool moved;
         int code;
     };
-    Written write(int socket);
+    Written write(Stream& stream);
     void fail();
 
 private:

@@ -20,6 +20,7 @@ from ringcomm.bootstrap.wire.handshake import (
 )
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE, PROBE_AGAIN, patience_with, probe, probe_now
 from ringcomm.bootstrap.wire.peers import WAITING, Gate
+from ringcomm.bootstrap.wire.tls import TlsFailure, TlsIdentity
 from ringcomm.errors import ArgumentError, refuse
 from ringcomm.machine import descriptors
 
@@ -44,13 +45,14 @@ def connect(
     seconds: float,
     keepalive: float = KEEPALIVE,
     connect_timeout: float = HANDSHAKE_TIMEOUT,
+    tls: TlsIdentity | None = None,
 ) -> MessageSocket:
     """Return a connection to the server at this address, whose send and recv then wait up to `seconds`.
 
     `connect_timeout`: the most seconds until that host answers, which a busy server does not delay.
 
     Raises ConnectionRefusedError if nothing listens there, another ConnectionError if no server answers as it should,
-    TimeoutError if it takes too long for that, ArgumentError if it has another secret.
+    TimeoutError if it takes too long for that, ArgumentError if it has another secret, or (of `tls`) TLS fails.
     """
     seconds = min(seconds, HANDSHAKE_TIMEOUT)
     try:
@@ -65,7 +67,7 @@ def connect(
         kind = ConnectionRefusedError if isinstance(error, ConnectionRefusedError) else ConnectionError
         raise kind(getattr(error, "strerror", "") or str(error)) from None
     try:
-        steps = client_handshake(secret)
+        steps = client_handshake(secret, peer, tls)
         next(steps)
         with suppress(StopIteration):
             while True:
@@ -75,6 +77,8 @@ def connect(
         peer.close()
         if isinstance(error, WrongSecret):
             raise ArgumentError(f"the store at {address} has another secret than this process") from None
+        if isinstance(error, TlsFailure):
+            raise ArgumentError(f"cannot connect to the store at {address}: {error}", argument="tls") from None
         if isinstance(error, ConnectionError | TimeoutError):
             raise
         raise ConnectionError(error.strerror or str(error)) from None
@@ -167,8 +171,16 @@ class TcpGate(Gate):
     until one has proved it; after GRACE seconds the oldest goes.
     """
 
-    def __init__(self, address: str, purpose: str, secret: bytes, keepalive: float | None, *others: str) -> None:
-        self._secret, self._keepalive = secret, keepalive
+    def __init__(
+        self,
+        address: str,
+        purpose: str,
+        secret: bytes,
+        keepalive: float | None,
+        *others: str,
+        tls: TlsIdentity | None = None,
+    ) -> None:
+        self._secret, self._keepalive, self._tls = secret, keepalive, tls
         self._untrusted: dict[MessageSocket, _UntrustedPeer] = {}  # the oldest first
         self._probe_at = math.inf if keepalive is None else 0.0
         super().__init__(*_listen_at([address, *others], purpose))
@@ -183,13 +195,15 @@ class TcpGate(Gate):
         return [f"{host}:{port}" for host, port, *_ in names]
 
     def greet(self, peer: socket.socket) -> tuple[MessageSocket | None, str]:
-        handshake = ServerHandshake(self._secret)
+        handshake = ServerHandshake(self._secret, bool(self._tls))
         try:
             if self._keepalive is not None:
                 _watch(peer, self._keepalive)
             heard = MessageSocket(peer)
             heard.setblocking(False)
             heard.send(handshake.greeting)
+            if self._tls:
+                self._tls.secure(heard, accepts=True)
         except OSError:  # it has disconnected again
             return None, ""
         self._untrusted[heard] = _UntrustedPeer(handshake, time.monotonic())
@@ -202,6 +216,8 @@ class TcpGate(Gate):
             message = peer.recv(MESSAGE_OF_HANDSHAKE)
         except BlockingIOError:
             return False, ""
+        except TlsFailure as error:
+            return False, str(error)
         except OSError:  # too long, or disconnected
             message = b""
         answer, refusal = self._untrusted[peer].handshake.answer(message)

@@ -15,6 +15,7 @@ from ringcomm.errors import (
     encode_error,
     failure_on,
     raise_first_failure,
+    refuse,
 )
 from ringcomm.transports import shm
 from ringcomm.transports.contract import Transport
@@ -69,6 +70,8 @@ def join(comm: Any, config: Config) -> Transport:
     table = None
     failure: Exception | None = None
     try:
+        if several and config.tls:
+            raise refuse("tls", "None between hosts that MPI connects, since it encrypts nothing", repr(config.tls))
         secret = ranks[layout.local_ranks[0]]["secret"]
         here = layout.local_ranks
         place = Place(layout.local_rank, len(here), f"MPI/{secret}", secret, "MPI", members=here)

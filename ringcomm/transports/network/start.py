@@ -16,6 +16,7 @@ from ringcomm.bootstrap.session import ALL, FIRST
 from ringcomm.bootstrap.start_errors import rank_in_job
 from ringcomm.bootstrap.store import Store, all_gather_facts, ranks_of_host
 from ringcomm.bootstrap.wire.tcp import local_address, loopback, unreachable
+from ringcomm.bootstrap.wire.tls import find_identity
 from ringcomm.config import Config
 from ringcomm.transports import shm
 from ringcomm.transports.contract import Transport
@@ -81,7 +82,8 @@ def _connect_hosts(
     if found:
         raise unreachable(rank_in_job(store.members, rank), address, found)
     secret = ranks[0]["secret"].encode()
-    mesh = connect_mesh(layout, store, addresses, secret, config.keepalive, patient.start_limit)
+    tls = find_identity(config.tls)
+    mesh = connect_mesh(layout, store, addresses, secret, config.keepalive, patient.start_limit, tls)
     network = SocketNetwork(mesh, ranks[0]["name"], config.keepalive, job.flows, job.selector(name), survivors)
     return job.make_transport(network, local)
 
