@@ -29,11 +29,10 @@ class TlsIdentity:
         for path in (certificate, key, authority):
             try:
                 with open(path, "rb") as file:
-                    facts = os.fstat(file.fileno())
+                    if path == key:
+                        check_private(path, os.fstat(file.fileno()), "the key")
             except OSError as error:
                 raise ArgumentError(f"{SETTING}: cannot read {path!r}: {error.strerror}") from None
-            if path == key:
-                check_private(path, facts, "the key")
         slot = ffi.new("rc_tls_identity **")
         try:
             check(lib.rc_tls_load(os.fsencode(certificate), os.fsencode(key), os.fsencode(authority), slot))
