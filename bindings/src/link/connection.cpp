@@ -289,9 +289,9 @@ void Connection::lose(const std::string& reason) {
     awaited_ = 0;
 }
 
-void Connection::close() {
-    stream_.reset();
-    flows_.close();
+void Connection::abandon() {
+    ringcomm::abandon(stream_);
+    flows_.abandon();
 }
 
 }  // namespace ringcomm

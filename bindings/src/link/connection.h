@@ -63,7 +63,7 @@ public:
     bool write_flow(size_t flow);
     bool read_flow(size_t flow);
     void lose(const std::string& reason);
-    void close();  // in a forked child
+    void abandon();  // in a forked child
     // Loses a peer whose host has not answered for so many seconds: to a probe, or to data.
     void lose_if_silent(double idle_timeout, double resend_timeout);  // socket_liveness.cpp
 

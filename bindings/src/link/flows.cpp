@@ -280,12 +280,12 @@ void Flows::fail() {
     for (auto& [_, receive] : expected_) receive->finish(LinkTransfer::FAILED);
     expected_.clear();
     for (Flow& flow : flows_) flow.arriving = nullptr;
-    close();
-}
-
-void Flows::close() {
     for (Flow& flow : flows_) flow.stream.reset();
     open_ = 0;
+}
+
+void Flows::abandon() {
+    for (Flow& flow : flows_) ringcomm::abandon(flow.stream);
 }
 
 }  // namespace ringcomm

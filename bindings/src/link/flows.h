@@ -64,7 +64,7 @@ public:
     std::shared_ptr<Receive> take_expected(uint64_t number);
     void fail_sends();
     void fail();
-    void close();  // in a forked child
+    void abandon();  // in a forked child
 
     // For epoll.
     size_t size() const { return flows_.size(); }

@@ -225,7 +225,7 @@ void SocketLink::add_flow(int number, std::unique_ptr<Stream> stream) {
 void SocketLink::give_up(int peer, const std::string& reason) { peers_[peer].lose(reason); }
 
 void SocketLink::after_fork() {
-    for (Peer& peer : peers_) peer.close();
+    for (Peer& peer : peers_) peer.abandon();
     epoll_.close();
     wake_up_.close();
     host_.close();

@@ -6,6 +6,7 @@
 #include <sys/uio.h>
 
 #include <cerrno>
+#include <memory>
 #include <span>
 
 #include "link/descriptor.h"
@@ -37,5 +38,10 @@ public:
     // Whether something can be read although the socket need not be readable.
     virtual bool holds_received() const { return false; }
 };
+
+// In a forked child: closes the socket, and frees nothing, since another thread may have held a lock of OpenSSL.
+inline void abandon(std::unique_ptr<Stream>& stream) {
+    if (stream) stream.release()->close();
+}
 
 }  // namespace ringcomm

@@ -84,7 +84,10 @@ TlsIdentity::TlsIdentity(const std::string& certificate, const std::string& key,
 TlsStream::TlsStream(const TlsIdentity& identity, int fd, TlsRole role, uint64_t key_records)
     : Stream(fd), ssl_(api().ssl_new(identity.context())), key_records_(key_records) {
     Bio* const bio = api().bio_new(method());
-    if (!ssl_ || !bio) throw Failure(RC_SYSTEM, "no memory for a TLS connection");
+    if (!ssl_ || !bio) {
+        this->fd = -1;  // it is still the caller's
+        throw Failure(RC_SYSTEM, "no memory for a TLS connection");
+    }
     api().bio_set_data(bio, this);
     api().bio_set_init(bio, 1);
     api().set_bio(ssl_, bio, bio);

@@ -15,7 +15,6 @@ from ringcomm.errors import (
     encode_error,
     failure_on,
     raise_first_failure,
-    refuse,
 )
 from ringcomm.transports import shm
 from ringcomm.transports.contract import Transport
@@ -58,6 +57,7 @@ def join(comm: Any, config: Config) -> Transport:
     own = duplicate(comm, config.start_limit)
     rank = own.Get_rank()
     mine = {**facts_of(rank, config), "secret": secrets.token_hex(16), "serialized": serialized()}
+    mine["tls"] = config.tls is not None
     ranks = all_gather_facts(own, mine, config.start_limit)
     job = JobFacts(rank, ranks, config)
     config, layout = job.config, job.layout
@@ -66,12 +66,14 @@ def join(comm: Any, config: Config) -> Transport:
         own.Free()
         text = "MPI runs at a thread level below MPI_THREAD_SERIALIZED: set MPI4PY_RC_THREAD_LEVEL=multiple"
         raise ArgumentError(f"{text} ({format_ranks(unfit)})", rank=unfit[0])
+    if several and (encrypted := [other for other, facts in enumerate(ranks) if facts["tls"]]):
+        own.Free()
+        text = "tls (RINGCOMM_TLS): MPI connects these hosts, and ringcomm cannot encrypt what it carries"
+        raise ArgumentError(f"{text} ({format_ranks(encrypted)})", rank=encrypted[0])
     local: shm.ShmTransport | None = None
     table = None
     failure: Exception | None = None
     try:
-        if several and config.tls:
-            raise refuse("tls", "None between hosts that MPI connects, since it encrypts nothing", repr(config.tls))
         secret = ranks[layout.local_ranks[0]]["secret"]
         here = layout.local_ranks
         place = Place(layout.local_rank, len(here), f"MPI/{secret}", secret, "MPI", members=here)
