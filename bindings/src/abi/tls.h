@@ -18,10 +18,10 @@ struct rc_tls {
 namespace ringcomm {
 
 // Owns both; null without a socket.
-inline std::unique_ptr<Stream> adopt(int socket, rc_tls* tls) {
+inline std::unique_ptr<ByteStream> adopt(int socket, rc_tls* tls) {
     const std::unique_ptr<rc_tls> handle(tls);
     if (socket < 0) return nullptr;
-    return tls ? std::move(handle->stream) : std::make_unique<Stream>(socket);
+    return tls ? std::move(handle->stream) : std::make_unique<ByteStream>(socket);
 }
 
 }  // namespace ringcomm

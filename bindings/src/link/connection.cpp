@@ -23,7 +23,7 @@ std::string length_mismatch(uint64_t sent, uint64_t received) {
 
 }  // namespace
 
-void Connection::begin(std::unique_ptr<Stream> stream) {
+void Connection::begin(std::unique_ptr<ByteStream> stream) {
     stream_ = std::move(stream);
     awaits_socket_ = false;
 }

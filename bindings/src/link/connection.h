@@ -27,7 +27,7 @@ public:
     bool open() const { return stream_ != nullptr; }
     int descriptor() const { return open() ? stream_->fd : -1; }
     bool awaits_socket() const { return awaits_socket_; }
-    void begin(std::unique_ptr<Stream> stream);
+    void begin(std::unique_ptr<ByteStream> stream);
     // Of a send, or why the peer is lost.
     const std::string& failure() const { return failure_; }
     size_t queued_bytes() const { return sends_.bytes(); }  // of payload, without those on flows
@@ -88,7 +88,7 @@ private:
     void carry_orphans();
     void fail_sends();
 
-    std::unique_ptr<Stream> stream_;
+    std::unique_ptr<ByteStream> stream_;
     bool awaits_socket_ = true;
     std::vector<Connection*>& lost_;
     std::string failure_;

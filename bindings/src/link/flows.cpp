@@ -34,7 +34,7 @@ bool Flows::Flow::known() const {
     return payload_ns != 0 && (carries || now_ns() - free_at < OLD_NS);
 }
 
-void Flows::add(std::unique_ptr<Stream> stream) {
+void Flows::add(std::unique_ptr<ByteStream> stream) {
     flows_.emplace_back(std::move(stream));
     ++open_;
 }

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "link/stream.h"
+#include "link/byte_stream.h"
 #include "link/transfer_handle.h"
 
 namespace ringcomm {
@@ -24,7 +24,7 @@ class Flows {
 public:
     static constexpr size_t LEAST_BYTES = 128 << 10;  // of a payload
 
-    void add(std::unique_ptr<Stream> stream);
+    void add(std::unique_ptr<ByteStream> stream);
     bool can_carry(size_t bytes) const { return open_ && bytes >= LEAST_BYTES; }
     size_t open() const { return open_; }
     // Why flows have ended since the last call.
@@ -93,11 +93,11 @@ private:
     };
 
     struct Flow {
-        explicit Flow(std::unique_ptr<Stream> stream) : stream(std::move(stream)) {}
+        explicit Flow(std::unique_ptr<ByteStream> stream) : stream(std::move(stream)) {}
         bool open() const { return stream != nullptr; }
         bool known() const;  // how long it takes
 
-        std::unique_ptr<Stream> stream;
+        std::unique_ptr<ByteStream> stream;
         int carries = 0;             // payloads
         double payload_ns = 0;       // that one takes, of late; 0: not known
         uint64_t free_at = 0;        // when what it carries next could begin, in ns

@@ -34,7 +34,7 @@ SendQueue::Frames* SendQueue::next_frames() {
     return frames.empty() ? nullptr : &frames;
 }
 
-SendQueue::Written SendQueue::write(Stream& stream) {
+SendQueue::Written SendQueue::write(ByteStream& stream) {
     size_t moved = 0;
     while (Frames* const frames = moved < PIECE || !packets_.empty() ? next_frames() : nullptr) {
         Frame& frame = frames->front();

@@ -6,8 +6,8 @@
 #include <memory>
 #include <span>
 
+#include "link/byte_stream.h"
 #include "link/frame.h"
-#include "link/stream.h"
 #include "link/transfer_handle.h"
 
 namespace ringcomm {
@@ -30,7 +30,7 @@ public:
         bool moved;
         int code;
     };
-    Written write(Stream& stream);
+    Written write(ByteStream& stream);
     void fail();
 
 private:

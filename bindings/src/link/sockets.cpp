@@ -198,7 +198,7 @@ bool SocketLink::connecting() const {
     return std::any_of(peers_.begin(), peers_.end(), waits);
 }
 
-void SocketLink::begin(int number, std::unique_ptr<Stream> stream) {
+void SocketLink::begin(int number, std::unique_ptr<ByteStream> stream) {
     Peer& peer = peers_[number];
     peer.begin(std::move(stream));
     try {
@@ -211,7 +211,7 @@ void SocketLink::begin(int number, std::unique_ptr<Stream> stream) {
     if (peer.holds_received()) wake();
 }
 
-void SocketLink::add_flow(int number, std::unique_ptr<Stream> stream) {
+void SocketLink::add_flow(int number, std::unique_ptr<ByteStream> stream) {
     Peer& peer = peers_[number];
     if (!peer.open()) return;
     configure(stream->fd, {number, int(peer.flows().size())});

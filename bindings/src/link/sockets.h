@@ -43,11 +43,11 @@ public:
     // takes the stream, or give_up() loses it.
     ConnectionRequests& requests() { return requests_; }
     bool awaits_socket(int peer) const;
-    void begin(int peer, std::unique_ptr<Stream> stream);
+    void begin(int peer, std::unique_ptr<ByteStream> stream);
     void give_up(int peer, const std::string& reason);
     // So many flows are wanted to each peer that sends or gets large data.
     void want_flows(int count) { flows_ = std::max(flows_, count); }
-    void add_flow(int peer, std::unique_ptr<Stream> stream);
+    void add_flow(int peer, std::unique_ptr<ByteStream> stream);
 
 private:
     using Clock = std::chrono::steady_clock;

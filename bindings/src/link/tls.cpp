@@ -82,7 +82,7 @@ TlsIdentity::TlsIdentity(const std::string& certificate, const std::string& key,
 // --- TlsStream -------------------------------------------------------------------------------------------------------
 
 TlsStream::TlsStream(const TlsIdentity& identity, int fd, TlsRole role, uint64_t key_records)
-    : Stream(fd), ssl_(api().ssl_new(identity.context())), key_records_(key_records) {
+    : ByteStream(fd), ssl_(api().ssl_new(identity.context())), key_records_(key_records) {
     Bio* const bio = api().bio_new(method());
     if (!ssl_ || !bio) {
         this->fd = -1;  // it is still the caller's

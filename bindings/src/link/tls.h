@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "link/stream.h"
+#include "link/byte_stream.h"
 #include "link/tls_api.h"
 
 namespace ringcomm {
@@ -29,7 +29,7 @@ private:
 
 enum class TlsRole { CONNECTS, ACCEPTS };
 
-class TlsStream final : public Stream {
+class TlsStream final : public ByteStream {
 public:
     // Records after which this end changes its key. AES-GCM allows 2^24.5 of them.
     static constexpr uint64_t KEY_RECORDS = 1 << 22;

@@ -26,11 +26,11 @@ inline bool untouched(const Bytes& memory) {
     return std::all_of(memory.begin(), memory.end(), [](std::byte each) { return each == UNTOUCHED; });
 }
 
-using StreamPair = std::pair<std::unique_ptr<ringcomm::Stream>, std::unique_ptr<ringcomm::Stream>>;
+using StreamPair = std::pair<std::unique_ptr<ringcomm::ByteStream>, std::unique_ptr<ringcomm::ByteStream>>;
 
 inline StreamPair connected_streams() {
     const auto [a, b] = connected();
-    return {std::make_unique<ringcomm::Stream>(a), std::make_unique<ringcomm::Stream>(b)};
+    return {std::make_unique<ringcomm::ByteStream>(a), std::make_unique<ringcomm::ByteStream>(b)};
 }
 
 struct Rank final : ringcomm::LinkEvents {

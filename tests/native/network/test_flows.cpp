@@ -104,9 +104,9 @@ void an_idle_pair_continues_without() {
 void an_acknowledgement_comes_late() {
     const auto pair = connected(), flow = connected(), other = connected();
     Rank rank(0, 2);
-    rank.link.begin(1, std::make_unique<Stream>(pair.first));
-    rank.link.add_flow(1, std::make_unique<Stream>(flow.first));
-    rank.link.add_flow(1, std::make_unique<Stream>(other.first));
+    rank.link.begin(1, std::make_unique<ByteStream>(pair.first));
+    rank.link.add_flow(1, std::make_unique<ByteStream>(flow.first));
+    rank.link.add_flow(1, std::make_unique<ByteStream>(other.first));
     Bytes data = pattern(LARGE, 1);
     LinkTransfer send, next;
     rank.link.send(1, 1, data.data(), LARGE, send);
@@ -136,9 +136,9 @@ void an_acknowledgement_comes_late() {
 // Rank 0 with two flows, and the other ends of its connections.
 struct Raw {
     Raw() {
-        rank.link.begin(1, std::make_unique<Stream>(pair.first));
-        rank.link.add_flow(1, std::make_unique<Stream>(first.first));
-        rank.link.add_flow(1, std::make_unique<Stream>(second.first));
+        rank.link.begin(1, std::make_unique<ByteStream>(pair.first));
+        rank.link.add_flow(1, std::make_unique<ByteStream>(first.first));
+        rank.link.add_flow(1, std::make_unique<ByteStream>(second.first));
         rank.link.receive(1, 1, found.data(), found.size(), receive);
         const uint64_t announced[]{1, 1ull << 62 | found.size()};
         CHECK(write(pair.second, announced, sizeof announced) == sizeof announced);
@@ -201,9 +201,9 @@ void garbage() {
     for (const uint64_t bytes : {uint64_t{5}, uint64_t{UINT32_MAX}}) {
         const auto pair = connected(), flow = connected(), other = connected();
         Rank rank(0, 2);
-        rank.link.begin(1, std::make_unique<Stream>(pair.first));
-        rank.link.add_flow(1, std::make_unique<Stream>(flow.first));
-        rank.link.add_flow(1, std::make_unique<Stream>(other.first));
+        rank.link.begin(1, std::make_unique<ByteStream>(pair.first));
+        rank.link.add_flow(1, std::make_unique<ByteStream>(flow.first));
+        rank.link.add_flow(1, std::make_unique<ByteStream>(other.first));
         Bytes found(Flows::LEAST_BYTES, UNTOUCHED);
         LinkTransfer receive;
         rank.link.receive(1, 1, found.data(), found.size(), receive);

@@ -17,7 +17,7 @@ namespace {
 struct Alone {
     Alone() : Alone(connected()) {}
     explicit Alone(std::pair<int, int> ends) : rank(0, 2), socket(ends.second) {
-        rank.link.begin(1, std::make_unique<Stream>(ends.first));
+        rank.link.begin(1, std::make_unique<ByteStream>(ends.first));
     }
     ~Alone() { hang_up(); }
 

@@ -13,7 +13,7 @@ namespace {
 constexpr size_t ALL = 3 << 20;
 
 void do_not_block(const StreamPair& streams) {
-    for (const Stream* end : {streams.first.get(), streams.second.get()}) fcntl(end->fd, F_SETFL, O_NONBLOCK);
+    for (const ByteStream* end : {streams.first.get(), streams.second.get()}) fcntl(end->fd, F_SETFL, O_NONBLOCK);
 }
 
 // Each write offers what has not been taken, from other memory; what is taken waits for no further write.
@@ -61,7 +61,7 @@ void nothing_readable_is_sent() {
 }
 
 // As soon as something has come.
-ssize_t read_into(Stream& stream, char* data, size_t bytes) {
+ssize_t read_into(ByteStream& stream, char* data, size_t bytes) {
     const iovec part{data, bytes};
     ssize_t got;
     do got = stream.read({&part, 1});

@@ -13,10 +13,10 @@
 
 namespace ringcomm {
 
-class Stream : public Descriptor {
+class ByteStream : public Descriptor {
 public:
-    explicit Stream(int fd) : Descriptor(fd) {}  // owns it; it does not block
-    virtual ~Stream() = default;
+    explicit ByteStream(int fd) : Descriptor(fd) {}  // owns it; it does not block
+    virtual ~ByteStream() = default;
 
     // As readv and sendmsg: how many bytes, -1 and errno, or 0 at the end. A read that returns less than it could has
     // taken all that has come. What a write has not taken is offered again.
@@ -40,7 +40,7 @@ public:
 };
 
 // In a forked child: closes the socket, and frees nothing, since another thread may have held a lock of OpenSSL.
-inline void abandon(std::unique_ptr<Stream>& stream) {
+inline void abandon(std::unique_ptr<ByteStream>& stream) {
     if (stream) stream.release()->close();
 }
 
