@@ -10,7 +10,6 @@ test fails.
 """
 
 import argparse
-import json
 import re
 import signal
 import subprocess
@@ -22,6 +21,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from suites.outcomes import ABSENT, FAILED, PASSED, SKIPPED, Outcome, Outcomes, read, row, write
 
 VERSION = "4.1.2"
 RANKS = (1, 2, 3, 5)
@@ -56,33 +57,25 @@ REASONS = {
     r"Op": "Op.toint of user-defined operations",
     r"cupy|numba|dill": r"needs \g<0>",
 }
-PASSED, FAILED, ABSENT, SKIPPED = "passed", "failed", "left out", "skipped"
 WORST_FIRST = (FAILED, ABSENT, SKIPPED, PASSED)
 BEGIN, END = "<!-- suite: benchmarks/mpi4py_suite.py -->\n", "<!-- end of suite -->\n"
 PAGE = Path(__file__).parents[1] / "docs" / "mpi4py.md"
-
-Outcome = tuple[str, str]  # one of WORST_FIRST, and why
-Outcomes = dict[str, Outcome]  # by test
 
 
 # --- The program of a rank --------------------------------------------------------------------------------------------
 
 
 class RankResult(unittest.TestResult):
-    """Appends a line to a file for each test that ends: the file has them even if a later test kills the rank."""
+    """Appends the outcome of each test that ends to a file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
         self._trouble: dict[str, Outcome] = {}
 
-    def write(self, *record: str) -> None:
-        with self._path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
-
     def stopTest(self, test: unittest.TestCase) -> None:  # noqa: N802
         super().stopTest(test)
-        self.write(test.id(), *self._trouble.pop(test.id(), (PASSED, "")))
+        write(self._path, test.id(), *self._trouble.pop(test.id(), (PASSED, "")))
 
     def addError(self, test: unittest.TestCase, err: object) -> None:  # noqa: N802
         self._add(test, err)
@@ -107,7 +100,7 @@ class RankResult(unittest.TestResult):
         if self._trouble.get(test.id(), (PASSED, ""))[0] != FAILED:
             self._trouble[test.id()] = found
         if not isinstance(test, unittest.TestCase):  # the set-up of a class or module, whose tests do not run
-            self.write(test.id(), *self._trouble.pop(test.id()))
+            write(self._path, test.id(), *self._trouble.pop(test.id()))
 
 
 def run_rank(folder: Path, output: Path, names: list[str]) -> None:
@@ -118,13 +111,14 @@ def run_rank(folder: Path, output: Path, names: list[str]) -> None:
     from mpi4py import MPI
 
     tests = unittest.defaultTestLoader.loadTestsFromNames(names)
-    result = RankResult(output.with_suffix(f".{MPI.COMM_WORLD.rank}"))
+    path = output.with_suffix(f".{MPI.COMM_WORLD.rank}")
+    result = RankResult(path)
     chosen = unittest.TestSuite()
     for test in each_test(tests):
         reason = next((why for name, why in WITHIN_FILES.items() if test.id().startswith(name)), None)
         if reason is None:
             chosen.addTest(test)
-        result.write(test.id(), *((FAILED, "did not finish") if reason is None else (ABSENT, reason)))
+        write(path, test.id(), *((FAILED, "did not finish") if reason is None else (ABSENT, reason)))
     chosen.run(result)
 
 
@@ -172,19 +166,11 @@ def run_tests(folder: Path, names: list[str], ranks: int) -> Outcomes:
             trouble = job.communicate()[1] + f"\nended after {TIMEOUT:g} s"
         found: Outcomes = {}
         for rank in range(ranks):
-            path = output.with_suffix(f".{rank}")
-            mine = dict(read(path)) if path.exists() else {}
+            mine = read(output.with_suffix(f".{rank}"))
             for test, outcome in mine.items() or [(f"rank {rank}", (FAILED, trouble.strip()))]:
                 known = found.get(test, outcome)
                 found[test] = min(known, outcome, key=lambda each: WORST_FIRST.index(each[0]))
     return found
-
-
-def read(path: Path) -> Iterator[tuple[str, Outcome]]:
-    """Yield what a rank has written; of a test that has ended, the later line is its outcome."""
-    for line in path.read_text().splitlines():
-        test, kind, reason = json.loads(line)
-        yield test, (kind, reason)
 
 
 # --- The table --------------------------------------------------------------------------------------------------------
@@ -227,10 +213,6 @@ def plain(reason: str) -> str:
         if match := re.fullmatch(pattern, reason):
             return match.expand(words)
     return reason
-
-
-def row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def page(text: str, figures: str) -> str:

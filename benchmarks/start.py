@@ -32,10 +32,11 @@ from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.place import UNIX, Place, is_between_hosts
 from ringcomm.bootstrap.server import Server, serve_one_host, serving
 from ringcomm.bootstrap.session import ALL, CONNECTED, FIRST
+from ringcomm.bootstrap.wire.addresses import listen, split_address
 from ringcomm.bootstrap.wire.framing import MESSAGE_BYTES, MessageSocket, decode, encode
 from ringcomm.bootstrap.wire.handshake import HANDSHAKE_TIMEOUT, client_handshake
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
-from ringcomm.bootstrap.wire.tcp import TcpGate, split_address
+from ringcomm.bootstrap.wire.tcp import TcpGate
 from ringcomm.bootstrap.wire.unix import user_address
 from ringcomm.options import whole
 from ringcomm.transports.network.facts import facts_of
@@ -228,9 +229,9 @@ def serve(pipe: Connection, alone: Place, hosts: bool, memory: bool) -> None:
         tracemalloc.start()
     with ExitStack() as stack:
         if hosts:
-            gate = TcpGate("127.0.0.1:0", "--master-addr", alone.secret.encode(), KEEPALIVE)
+            gate = TcpGate([listen("127.0.0.1", [0], "--master-addr")], [alone.secret.encode()], KEEPALIVE)
             stack.enter_context(serving(Server(gate, None), 0.0))
-            place = replace(alone, store=gate.address)
+            place = replace(alone, store=gate.addresses[0])
         else:
             place = stack.enter_context(serve_one_host(alone))
         pipe.send(place)

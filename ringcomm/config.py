@@ -72,8 +72,12 @@ def _name(what: str, value: Any) -> None:
         raise refuse(what, "a name, or None", repr(value))
 
 
+def _split(value: str | None) -> list[str]:
+    return [each.strip().removeprefix("[").removesuffix("]") for each in value.split(",")] if value else []
+
+
 def _addresses(what: str, value: Any) -> None:
-    each = value.split(",") if isinstance(value, str) else [""]
+    each = _split(value) if isinstance(value, str) else [""]
     if not all(each) or len({*each}) < len(each):
         raise refuse(what, "an address, or several different ones with commas between them, or None", repr(value))
 
@@ -82,6 +86,20 @@ def _three_files(what: str, value: Any) -> None:
     each = value.split(",") if isinstance(value, str) else []
     if len(each) != 3 or not all(each):
         raise refuse(what, "the files CERTIFICATE,KEY,AUTHORITY, with commas between them, or None", repr(value))
+
+
+def _ports(text: str) -> range:
+    first, dash, last = text.partition("-")
+    return range(int(first), int(last if dash else first) + 1)
+
+
+def _port_range(what: str, value: Any) -> None:
+    text = "a port, or a range such as 29500-29510, from 1024 to 65535"
+    if not isinstance(value, str) or not re.fullmatch(r"\d{1,5}(-\d{1,5})?", value, re.ASCII):
+        raise refuse(what, text, repr(value))
+    ports = _ports(value)
+    if not ports or ports[0] < 1024 or ports[-1] > 65535:
+        raise refuse(what, text, repr(value))
 
 
 def _one_of(*known: str) -> Check:
@@ -186,7 +204,8 @@ class Config:
 
     A field that is not given is read from the environment variable `RINGCOMM_<FIELD>`, else from the file of
     `ringcomm tune`, else it has its default. All ranks of a job use the values of rank 0, except `start_timeout`,
-    `kernels`, `log`, `host_id`, `host_address`, `tls` and `ucx`, which each process sets for itself.
+    `kernels`, `log`, `host_id`, `host_address`, `bind_address`, `port_range`, `tls` and `ucx`, which each process sets
+    for itself.
 
     Attributes:
         timeout: Seconds a call may take, unless the call has a timeout of its own. Default: 300.
@@ -231,6 +250,11 @@ class Config:
         host_address: Between hosts: the address at which the other hosts reach this one. Over sockets there may be
             several, such as "10.0.0.1,10.1.0.1": large data goes over all of them, everything else over the first.
             None, the default: that of the interface that leads to the store of the job (--master-addr, MASTER_ADDR).
+        bind_address: Between hosts: the address at which this process listens, where others reach it at another one, as
+            in a container whose ports are mapped, each to the same; several for as many of `host_address`. "0.0.0.0"
+            stands for all IPv4 addresses of this host, "::" for all of IPv6. None, the default: `host_address`.
+        port_range: Between hosts: the ports at which this process may listen, such as "29500-29510". It takes one of
+            them at each address, and each rank of a host its own. None, the default: any port.
         flows: Between hosts, over sockets: the number of connections that carry the large data of two ranks, at each
             address. None, the default: as `ringcomm tune --network` has measured, else 1.
         keepalive: Between hosts: seconds after which a host that does not answer is lost, at most a day. Default: 15.
@@ -266,6 +290,8 @@ class Config:
     link_bandwidth: float | None = _setting("link_bandwidth", None, float, _positive("GB/s"))
     host_id: str | None = _setting("host_id", None, str, _name)
     host_address: str | None = _setting("host_address", None, str, _addresses)
+    bind_address: str | None = _setting("bind_address", None, str, _addresses)
+    port_range: str | None = _setting("port_range", None, str, _port_range)
     flows: int | None = _setting("flows", None, int, _whole(1, tuning.MOST_FLOWS))
     keepalive: float = _setting("keepalive", 15.0, float, _positive("seconds", MAX_KEEPALIVE))
     tls: str | None = _setting("tls", None, str, _three_files)
@@ -293,6 +319,24 @@ class Config:
                 checked = each.metadata["check"](each.name, value)
                 if isinstance(checked, int):  # of NumPy, perhaps, which json cannot encode
                     object.__setattr__(self, each.name, checked)
+
+        bound = len(self.bind_addresses)
+        if bound > 1 and self.host_addresses and bound != len(self.host_addresses):
+            text = f"one address, or as many as in host_address ({self.host_address!r})"
+            raise refuse("bind_address", text, repr(self.bind_address))
+
+    @property
+    def host_addresses(self) -> list[str]:
+        return _split(self.host_address)
+
+    @property
+    def bind_addresses(self) -> list[str]:
+        return _split(self.bind_address)
+
+    @property
+    def ports(self) -> range | None:
+        """The ports at which this process may listen; None: any."""
+        return _ports(self.port_range) if self.port_range else None
 
     @property
     def start_limit(self) -> float:

@@ -1,11 +1,13 @@
 """Fixtures of all tests, and the check that the session leaves nothing behind."""
 
+import contextlib
 import gc
 import multiprocessing
 import os
 import signal
 import sys
 from collections import Counter, defaultdict
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,8 @@ def no_peer_access(monkeypatch):
 def temporary_files(tmp_path_factory):
     """Put temporary files, which killed processes leave behind, into the folder of pytest."""
     os.environ["TMPDIR"] = str(tmp_path_factory.mktemp("temporary"))
+    with contextlib.chdir(TESTS):  # where the fork server finds what it is to import
+        forkserver.ensure_running()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,6 +19,7 @@ SWEEP = (PYTHON, str(ROOT / "benchmarks/gpu_sweep.py"))
 EVERY_KERNEL = str(ROOT / "tests/cuda/gpu_kernels.py")
 # Without the settings of pyproject.toml, which need plugins.
 OPTIONS = f"-c {os.devnull} --rootdir {ROOT} -p no:cacheprovider -v --tb=short --maxfail=8 -o faulthandler_timeout=60"
+OPTIONS += " --ranks-world=both"
 PYTEST = (PYTHON, "-m", "pytest", *OPTIONS.split(), "-W", "ignore::pytest.PytestUnknownMarkWarning", "-m", "gpu")
 TESTED = r"FAILED|ERROR|^E  |passed|failed"
 INFO = """

@@ -431,9 +431,10 @@ typedef struct {
 } rc_mpi;
 int rc_network_open_mpi(int rank, int size, const rc_mpi* mpi, rc_network** network);
 /* UCX: `library` is a path or name of libucp, RC_ARGUMENT if it cannot be loaded, and `devices` those between hosts, as
- * in UCX_NET_DEVICES ("": all). The variables UCX_* of the environment come first. */
+ * in UCX_NET_DEVICES ("": all). Over TCP it listens at one of `ports`, as in UCX_TCP_PORT_RANGE ("": any). The
+ * variables UCX_* of the environment come first. */
 typedef struct rc_ucx rc_ucx;
-int rc_ucx_open(const char* library, const char* devices, double keepalive, rc_ucx** ucx);
+int rc_ucx_open(const char* library, const char* devices, const char* ports, double keepalive, rc_ucx** ucx);
 /* Valid as long as `ucx`: the file and the version of libucp, the transports with their devices ("tcp/eth0 ..."), and
  * the address of the worker. */
 int rc_ucx_describe(rc_ucx* ucx, const char** path, const char** version, const char** transports);

@@ -1,11 +1,12 @@
 """Where the server of a session is: how to reach it, and the errors of its loss and its silence."""
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ringcomm.bootstrap.place import UNIX, Place, is_between_hosts
-from ringcomm.bootstrap.start_errors import rank_in_job
+from ringcomm.bootstrap.start_errors import FIREWALL, rank_in_job
 from ringcomm.bootstrap.wire import unix
 from ringcomm.bootstrap.wire.framing import MessageSocket
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
@@ -43,7 +44,8 @@ class Endpoint:
 
     def silent(self, seconds: float, reason: str = "") -> CollectiveTimeout:
         why = f" ({reason})" if reason else ""
-        text = f"{self.name} did not answer within {seconds:g} s{why}{self.suffix}"
+        hint = f"; {FIREWALL}" if self.address and reason != os.strerror(errno.ECONNREFUSED) else ""
+        text = f"{self.name} did not answer within {seconds:g} s{why}{self.suffix}{hint}"
         return CollectiveTimeout(text, rank=self.rank, got=None if self.rank is None else [self.rank])
 
 

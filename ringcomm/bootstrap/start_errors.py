@@ -9,7 +9,17 @@ from itertools import chain
 
 from ringcomm.errors import CollectiveTimeout, PeerLost
 
-__all__ = ["by_rank", "format_ranks", "lost_in_start", "missing_connections", "missing_ranks", "rank_in_job"]
+__all__ = [
+    "FIREWALL",
+    "by_rank",
+    "format_ranks",
+    "lost_in_start",
+    "missing_connections",
+    "missing_ranks",
+    "rank_in_job",
+]
+
+FIREWALL = "check that no firewall on the way drops connections to it"
 
 
 def format_ranks(numbers: Collection[int], member: str = "rank") -> str:

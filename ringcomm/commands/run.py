@@ -3,6 +3,7 @@
 import argparse
 from functools import partial
 
+from ringcomm.bootstrap.wire.addresses import join_address
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.config import MAX_KEEPALIVE, Config, start_logging
 from ringcomm.errors import refuse
@@ -109,7 +110,8 @@ def run(arguments: argparse.Namespace) -> int:
     ):
         if value > most:
             arguments.usage_error(str(refuse(option, f"at most {most:g}", value)))
-    config, address = Config(), f"{arguments.master_addr}:{arguments.master_port}"
+    config = Config()
+    address = join_address(arguments.master_addr.removeprefix("[").removesuffix("]"), arguments.master_port)
     options = NodeOptions(
         arguments.node_rank,
         arguments.nnodes,
@@ -119,6 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.keepalive,
         config.tls,
         elastic=arguments.respawn is not None,
+        bound=next(iter(config.bind_addresses), ""),
     )
     if not arguments.verbose:
         start_logging(config.log)

@@ -25,6 +25,7 @@ from ringcomm.bootstrap.server import Server, serving
 from ringcomm.bootstrap.session import ALL, NODES, Contribution, Peer, Refused, Replies, Start
 from ringcomm.bootstrap.start_errors import format_ranks, missing_ranks
 from ringcomm.bootstrap.store import LATE
+from ringcomm.bootstrap.wire.addresses import listen, split_address
 from ringcomm.bootstrap.wire.framing import Frame
 from ringcomm.bootstrap.wire.tcp import TcpGate
 from ringcomm.bootstrap.wire.tls import find_identity
@@ -54,6 +55,7 @@ class NodeOptions:
     keepalive: float  # seconds after which a node that does not answer is lost
     tls: str | None  # see Config
     elastic: bool = False  # continues without nodes that are lost once the ranks have connected
+    bound: str = ""  # the address at which node 0 listens, if that is another one
 
     @property
     def name(self) -> str:
@@ -98,11 +100,15 @@ class _Launchers(Start):
 def _serve(options: NodeOptions) -> Server:
     """Serve the sessions of the job, in the launcher of node 0."""
     try:
-        secret, tls = os.fsencode(options.secret), find_identity(options.tls)
-        gate = TcpGate(options.address, "--master-addr", secret, options.keepalive, tls=tls)
+        tls = find_identity(options.tls)
+        host, port = split_address(options.address)
+        bound = options.bound or host
+        purpose = "--master-addr" if bound == host else "RINGCOMM_BIND_ADDRESS"
+        listener = listen(bound, [port], purpose, any_address=bound != host)
     except ArgumentError as error:
         hint = "node 0 listens there, the others have --node-rank 1, 2, …, and --master-port is free"
         raise ArgumentError(f"{error}: {hint}") from None
+    gate = TcpGate([listener], [os.fsencode(options.secret)], options.keepalive, tls)
     membership = MemberStore()
     return Server(gate, None, main=(NODES, _Launchers(options, membership)), membership=membership)
 

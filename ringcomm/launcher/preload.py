@@ -88,36 +88,39 @@ class ImportingProcess:
 
     def check(self) -> None:
         """Raise the error with which the import has ended, if any."""
-        self._answer()
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
+        if self._answer() is None:
+            raise RingcommError(f"{self._name} {describe_exit(self._process.wait())}")
 
     def close(self) -> None:
         """Wait for its end."""
         self._control.close()
         self._process.wait()
 
-    def fork(self, how: "Fork", stdin: int) -> ForkedRank:
-        """Start a rank, whose stdout and stderr are pipes."""
+    def fork(self, how: "Fork", stdin: int) -> ForkedRank | None:
+        """Start a rank, whose stdout and stderr are pipes; return None if the importing process has ended."""
         (out, theirs_out), (err, theirs_err) = os.pipe(), os.pipe()
         try:
             with _adopting():
-                self._control.send(how)
-                for descriptor in (stdin, theirs_out, theirs_err):
-                    reduction.send_handle(self._control, descriptor, self._process.pid)
+                with suppress(OSError):  # it has ended, which its answer tells
+                    self._control.send(how)
+                    for descriptor in (stdin, theirs_out, theirs_err):
+                        reduction.send_handle(self._control, descriptor, self._process.pid)
                 pid = self._answer()
         finally:
             os.close(theirs_out)
             os.close(theirs_err)
+        if pid is None:
+            os.close(out)
+            os.close(err)
+            return None
         return ForkedRank(pid, open(out, "rb", buffering=0), open(err, "rb", buffering=0))
 
-    def _answer(self) -> int:
+    def _answer(self) -> int | None:
+        """Return the answer of the importing process, None if it has ended; raise the error that it tells."""
         try:
             answer: int | RingcommError = self._control.recv()
         except (EOFError, OSError):
-            raise RingcommError(f"{self._name} {describe_exit(self._process.wait())}") from None
+            return None
         if isinstance(answer, RingcommError):
             raise answer
         return answer

@@ -84,8 +84,7 @@ class Ranks:
         with starting(f"rank {rank}", START_CALLS), open(os.devnull) as empty:
             stdin = self._input.descriptor() if rank == 0 else empty.fileno()
             # If the importing process has died since, a restarted rank imports all by itself.
-            forks = self._importing and self._importing.alive
-            process = self._forked(how, stdin) if forks else self._executed(how, stdin)
+            process = self._forked(how, stdin) or self._executed(how, stdin)
         if rank in self._processes:
             self._replaced.append(self._processes[rank])
         self._processes[rank], self._starts[rank] = process, how
@@ -103,10 +102,11 @@ class Ranks:
                 process_group=self.group,
             )
 
-    def _forked(self, how: RankStart, stdin: int) -> RankProcess:
+    def _forked(self, how: RankStart, stdin: int) -> "ForkedRank | None":
+        if not self._importing:
+            return None
         from ringcomm.launcher.preload import Fork
 
-        assert self._importing
         return self._importing.fork(Fork(dict(how.environment), how.cores, self._signals.mask), stdin)
 
     def start_import(self, how: RankStart) -> "ImportingProcess":

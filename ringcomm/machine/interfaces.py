@@ -17,7 +17,23 @@ MOST_ADDRESSES = 1024
 
 
 def interface_of(address: str) -> str:
-    """Return the interface that has an IPv4 address; "" if none has."""
+    """Return the interface that has an address; "" if none has."""
+    return _of_ipv4(address) or _of_ipv6(address)
+
+
+def _of_ipv6(address: str) -> str:
+    host, _, interface = address.partition("%")
+    with suppress(OSError):
+        resolved = socket.getaddrinfo(host, 0, socket.AF_INET6, socket.SOCK_STREAM)[0][4][0]
+        wanted = socket.inet_pton(socket.AF_INET6, str(resolved)).hex()
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            held, *_, name = line.split()
+            if held == wanted and interface in ("", name):  # several may have one link-local address
+                return name
+    return ""
+
+
+def _of_ipv4(address: str) -> str:
     found = bytearray(ADDRESS.size * MOST_ADDRESSES)
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         wanted = socket.inet_aton(socket.gethostbyname(address))

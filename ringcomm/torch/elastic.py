@@ -4,7 +4,6 @@ Start the program with `ringcomm run --respawn N`. `shrink` and `grow` destroy a
 DistributedDataParallel, a mesh or a grid, must be made anew.
 """
 
-import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 import ringcomm
 from ringcomm.bootstrap.place import find_place
-from ringcomm.bootstrap.wire.tcp import local_address
+from ringcomm.bootstrap.wire.addresses import Reach, listen, local_address, reach_of
 from ringcomm.communicator import Communicator
 from ringcomm.config import Config
 from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError
@@ -155,9 +154,12 @@ def _tcp_store(comm: Communicator) -> Any:
         host, port = comm.broadcast_object()
         return TCPStore(host, port, timeout=STORE_TIMEOUT)
     place = find_place()
-    host = ((Config().host_address or "").split(",")[0] or local_address(place.store)) if place.hosts else "127.0.0.1"
-    listener = socket.create_server((host, 0))  # torch itself would listen on all interfaces
-    port = listener.getsockname()[1]
+    local = Reach(["127.0.0.1"], ["127.0.0.1"])
+    reach = reach_of(Config(), lambda: local_address(place.store)) if place.hosts else local
+    # torch itself would listen on all interfaces
+    listener = listen(reach.bound[0], reach.ports or [0], "the store of torch", any_address=reach.mapped)
+    listener.setblocking(True)
+    host, port = reach.hosts[0], listener.getsockname()[1]
     options = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
     store = TCPStore(host, port, timeout=STORE_TIMEOUT, **options)
     comm.broadcast_object((host, port))

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import harness
-from harness import pools
 from harness.failures import PROMPT, until
 from ringcomm.bootstrap import descriptor_exchange
 from ringcomm.bootstrap.place import Place
@@ -23,6 +22,7 @@ from ringcomm.config import Config
 from ringcomm.errors import PeerLost
 from ringcomm.machine.files import write_atomic
 from ringcomm.start import connect
+from ringcomm.testing.ranks import start_process
 from ringcomm.transports import shm
 
 SIZE = 3
@@ -89,7 +89,7 @@ def torch_store(where, rank):
 def run_torch_rank(connection, where, rank, victim, moment):
     import torch.distributed as dist
 
-    from ringcomm.bootstrap import torch_start as module
+    from ringcomm.bootstrap import rendezvous as module
 
     timeout = timedelta(seconds=TIMEOUT)
     store = torch_store(where, rank)
@@ -113,7 +113,7 @@ def run_torch_rank(connection, where, rank, victim, moment):
     def publish_and_die(start):
         """Die once the others have seen that this process runs."""
         where = {"address": "127.0.0.1:1", "secret": "", "host": module.host_id(), "process": module.process_id()}
-        start._store.set(module.KEY, json.dumps(where))
+        start._keys.set(module.KEY, json.dumps(where))
         store.wait([f"{other} sees it" for other in others], timeout)
         die()
 
@@ -123,7 +123,7 @@ def run_torch_rank(connection, where, rank, victim, moment):
     started = time.monotonic()
     if rank == victim:
         moments = {
-            "published": (module._Rendezvous, "serve", publish_and_die),
+            "published": (module.Rendezvous, "serve", publish_and_die),
             "joined": (module, "ranks_of_host", join_and_die),
         }
         setattr(*moments[moment])
@@ -140,7 +140,7 @@ def run_torch_rank(connection, where, rank, victim, moment):
 @contextmanager
 def processes(run, arguments):
     """Call `run(connection, *each)` in a process for each of the arguments; kill what still runs at the end."""
-    started = [pools.start_process(run, *each) for each in arguments]
+    started = [start_process(run, *each, name="rank") for each in arguments]
     try:
         yield started
     finally:
@@ -196,10 +196,10 @@ def connect_twice(_, path, rank):
     """Connect, where a process that has ended has left its start, and again, where rank 0 still serves the first."""
     import torch.distributed as dist
 
-    from ringcomm.bootstrap import torch_start as module
+    from ringcomm.bootstrap import rendezvous as module
 
     store, config = dist.FileStore(path, 2), Config(timeout=TIMEOUT)
-    connect = module._Rendezvous.connect
+    connect = module.Rendezvous.connect
 
     def connect_and_report(start, seconds):
         try:
@@ -208,7 +208,7 @@ def connect_twice(_, path, rank):
             store.set(f"{attempt} has nothing to join", "")
             raise
 
-    module._Rendezvous.connect = connect_and_report
+    module.Rendezvous.connect = connect_and_report
     if rank:
         process = f"{module.process_id().rpartition(' ')[0]} 1"  # whose id this one has now
         left = {"address": "127.0.0.1:1", "secret": "left", "host": module.host_id(), "process": process}
@@ -216,7 +216,8 @@ def connect_twice(_, path, rank):
     for attempt in range(2):
         if rank == 0 and attempt == 0:
             store.wait(["0 has nothing to join"], timedelta(seconds=TIMEOUT))
-        with module.start_through(store, rank, 2, config) as start:
+        start = module.Rendezvous(store, "", rank, 2, config)
+        with start.open():
             assert not start.hosts
             if rank == 0 and attempt == 0:
                 store.wait(["1 has nothing to join"], timedelta(seconds=TIMEOUT))

@@ -21,9 +21,9 @@ from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.session import ALL, MEMBERS
 from ringcomm.bootstrap.store import open_store
 from ringcomm.bootstrap.wire import tcp
+from ringcomm.bootstrap.wire.addresses import split_address
 from ringcomm.bootstrap.wire.framing import LENGTH, MESSAGE_BYTES, MessageSocket, decode, encode
 from ringcomm.bootstrap.wire.handshake import GREETING, REFUSED, client_handshake
-from ringcomm.bootstrap.wire.tcp import split_address
 
 
 @pytest.fixture

@@ -5,10 +5,12 @@ import socket
 from contextlib import ExitStack, contextmanager
 
 from harness.failures import until
+from ringcomm.bootstrap.wire.addresses import Reach
 
 TIMEOUT = 20.0
 SECRET = b"secret"
 LOCAL = "127.0.0.1"
+REACH = Reach([LOCAL], [LOCAL])
 
 
 HOSTS = "0011"  # its rails are connected: ranks 0 and 2, 1 and 3

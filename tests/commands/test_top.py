@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import harness
-from harness import failures, pools
+from harness import failures
 from harness.nodes import Job
 from ringcomm.commands import top
 from ringcomm.commands.cli import main
@@ -45,8 +45,7 @@ def pid(comm):  # noqa: ARG001
 def busy(pool, fn, *args):
     """Let the ranks call `fn`; yield their processes."""
     pids = pool.run(pid, ())
-    for connection in pool.connections:
-        connection.send((fn, args))
+    pool.start(fn, args)
     yield pids
 
 
@@ -59,7 +58,7 @@ def in_a_barrier(comm, stopped):
 def finish(pool, pids):
     for each in pids:
         os.kill(each, signal.SIGCONT)
-    return [pools.receive(connection, rank) for rank, connection in enumerate(pool.connections)]
+    return [pool.receive(rank).error for rank in range(len(pids))]
 
 
 def test_a_stopped_rank_is_named_with_those_that_wait_for_it(capsys):
@@ -76,7 +75,7 @@ def test_a_stopped_rank_is_named_with_those_that_wait_for_it(capsys):
         text = look(capsys)
         assert "ranks 0 and 2 wait for rank 1: stopped, in no call" in text
         assert re.search(rf"  0 +{pids[0]} .* barrier\(\) epoch 1 for \d+\.\d s, waits for rank 1$", text, re.MULTILINE)
-        assert finish(pool, pids) == [(None, None)] * SIZE
+        assert finish(pool, pids) == [None] * SIZE
 
 
 def calls_twice(comm, count):
@@ -132,8 +131,8 @@ def test_a_rank_that_has_closed(capsys):
 def test_a_killed_rank_is_gone(capsys):
     with harness.world(SIZE) as pool:
         pids = pool.run(pid, ())
-        pool.workers[1].kill()
-        pool.workers[1].join()
+        pool.processes[1].kill()
+        pool.processes[1].join()
         ranks = looks(capsys, pids, lambda ranks: ranks[1]["state"] == "lost")["ranks"]
         assert [rank["state"] for rank in ranks] == ["runs", "lost", "runs"]
         assert [rank["rank"] for rank in ranks] == [0, 1, 2]
@@ -244,7 +243,7 @@ def test_a_rank_in_shrink_says_for_whom_it_waits(capsys):
     with harness.world(SIZE) as pool, busy(pool, shrinks_late, 1) as pids:
         ranks = looks(capsys, pids, lambda ranks: [rank["waits_for"] for rank in ranks] == [1, None, 1])["ranks"]
         assert [rank["call"] for rank in ranks] == ["shrink()", None, "shrink()"]
-        assert finish(pool, pids) == [(None, None)] * SIZE
+        assert finish(pool, pids) == [None] * SIZE
 
 
 def test_no_job(capsys, monkeypatch):

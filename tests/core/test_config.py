@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import harness
 import ringcomm
 from harness.jobs import run_job
 from ringcomm import ArgumentError, Config
@@ -40,9 +39,14 @@ def test_arguments_override_the_environment(monkeypatch):
 @pytest.mark.parametrize("field", dataclasses.fields(Config), ids=lambda field: field.name)
 def test_every_field_reads_the_variable_of_its_own_name(field, monkeypatch):
     default = getattr(Config(), field.name)
-    text = {"kernels": "avx2", "log": "debug", "segment_bytes": "64", "link": "ucx", "topology": "1x1x1"}.get(
-        field.name, "1"
-    )
+    text = {
+        "kernels": "avx2",
+        "log": "debug",
+        "segment_bytes": "64",
+        "link": "ucx",
+        "topology": "1x1x1",
+        "port_range": "29500",
+    }.get(field.name, "1")
     monkeypatch.setenv(PREFIX + field.name.upper(), text)
     assert str(getattr(Config(), field.name)) in (text, "1.0", "True")
     monkeypatch.setenv(PREFIX + field.name.upper(), "")
@@ -60,6 +64,16 @@ def test_every_field_reads_the_variable_of_its_own_name(field, monkeypatch):
             r"RINGCOMM_KEEPALIVE: expected a finite number of seconds > 0, at most 86400, got 86401",
         ),
         ("ARENA_BYTES", "8M", "RINGCOMM_ARENA_BYTES: expected an integer, got '8M'"),
+        ("PORT_RANGE", "some", "RINGCOMM_PORT_RANGE: expected a port, or a range such as 29500-29510, .*, got 'some'"),
+        ("PORT_RANGE", "0", "RINGCOMM_PORT_RANGE: expected .* from 1024 to 65535, got '0'"),
+        ("PORT_RANGE", "80-2000", "RINGCOMM_PORT_RANGE: expected .* from 1024 to 65535, got '80-2000'"),
+        ("PORT_RANGE", "65000-65536", "RINGCOMM_PORT_RANGE: expected .* from 1024 to 65535, got '65000-65536'"),
+        ("PORT_RANGE", "2000-1999", "RINGCOMM_PORT_RANGE: expected .* got '2000-1999'"),
+        (
+            "BIND_ADDRESS",
+            "a,,b",
+            "RINGCOMM_BIND_ADDRESS: expected an address, or several different ones .*, got 'a,,b'",
+        ),
         ("OVERSUBSCRIBED", "yes", "RINGCOMM_OVERSUBSCRIBED: expected True or False .*1 or 0.*, got 'yes'"),
         ("KERNELS", "avx9", "unknown value of RINGCOMM_KERNELS 'avx9'; did you mean 'avx2'"),
     ],
@@ -68,6 +82,19 @@ def test_a_wrong_variable_is_named(name, text, error, monkeypatch):
     monkeypatch.setenv(PREFIX + name, text)
     with pytest.raises(ArgumentError, match=error):
         Config()
+
+
+def test_addresses_may_have_spaces_and_brackets():
+    config = Config(host_address="10.0.0.1, [fd00::1] ,[fe80::1%eth0]", port_range="29500")
+    assert config.host_addresses == ["10.0.0.1", "fd00::1", "fe80::1%eth0"]
+    assert config.ports == range(29500, 29501)
+    assert (Config().host_addresses, Config().ports) == ([], None)
+
+
+def test_there_is_one_bound_address_or_one_for_each_address_of_the_host():
+    assert Config(host_address="a,b", bind_address="0.0.0.0").bind_addresses == ["0.0.0.0"]
+    with pytest.raises(ArgumentError, match=r"bind_address: expected one address, or as many as .* \('a'\)"):
+        Config(host_address="a", bind_address="b,c")
 
 
 def test_an_unknown_setting_names_the_nearest():
@@ -232,7 +259,7 @@ def kernels():
     return ffi.string(lib.rc_kernels_name()).decode()
 
 
-@harness.on(1, world="processes", fresh=True)
+@pytest.mark.ranks(1, world="processes", fresh=True)
 def test_an_open_communicator_keeps_its_kernels(comm):
     """Select other kernels while `comm` is open, then with no communicator open."""
 

@@ -31,7 +31,7 @@ def buffer(comm, rows):
     return x, inputs
 
 
-@harness.on(3, settings=ON)
+@pytest.mark.ranks(3, env=dict(ON))
 def test_copy_engines_move_what_lies_in_symmetric_buffers(comm):
     size, rank = comm.size, comm.rank
     x, inputs = buffer(comm, ROWS)
@@ -58,7 +58,7 @@ def test_copy_engines_move_what_lies_in_symmetric_buffers(comm):
     assert_same(x, inputs[size - 1])
 
 
-@harness.on(2, settings=ON)
+@pytest.mark.ranks(2, env=dict(ON))
 def test_kernels_move_the_rest(comm):
     x, inputs = buffer(comm, ROWS)
     short, _ = buffer(comm, ROWS - 1)
@@ -73,7 +73,7 @@ def test_kernels_move_the_rest(comm):
     assert launches(comm.all_reduce, x)[1] == 1
 
 
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_without_the_setting_kernels_move_all(comm):
     x, _ = buffer(comm, ROWS)
     assert launches(comm.broadcast, x)[1] == 1
@@ -101,7 +101,7 @@ def test_arrays_at_different_places_are_a_mismatch_that_writes_no_memory_of_othe
         pool.run(case, ())
 
 
-@harness.on(2, settings=ON)
+@pytest.mark.ranks(2, env=dict(ON))
 def test_copies_keep_the_order_of_calls(comm):
     x, inputs = buffer(comm, ROWS)
     out = emulated.empty((ROWS * comm.size, 2), "int64")

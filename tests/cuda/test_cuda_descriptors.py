@@ -33,7 +33,7 @@ def without_ipc(gpu, name, *arguments, create=Gpu._create):
     return create(gpu, name, *arguments)
 
 
-@harness.on(3, world="processes", fresh=True)
+@pytest.mark.ranks(3, world="processes", fresh=True)
 def test_ranks_share_memory_by_descriptors(comm):
     inputs = [filled(rank, (MANY,), "float32") for rank in range(comm.size)]
     expected = reduced(inputs, "sum")
@@ -55,7 +55,7 @@ def test_ranks_share_memory_by_descriptors(comm):
         assert_same(comm.all_reduce(y), expected)
 
 
-@harness.on(2, world="processes", fresh=True)
+@pytest.mark.ranks(2, world="processes", fresh=True)
 def test_messages_keep_handles_of_cuda_ipc(comm):
     with by_descriptor():
         x, out = emulated.array(np.arange(5.0) + comm.rank), emulated.array(np.zeros(5))
@@ -65,7 +65,7 @@ def test_messages_keep_handles_of_cuda_ipc(comm):
         assert_same(out, np.arange(5.0) + 1 - comm.rank)
 
 
-@harness.on(2, world="processes", fresh=True)
+@pytest.mark.ranks(2, world="processes", fresh=True)
 def test_memory_that_cannot_be_mapped_is_left_to_host_memory(comm):
     emulated.configure(unreachable=comm.rank == 1)
     with by_descriptor():
@@ -73,7 +73,7 @@ def test_memory_that_cannot_be_mapped_is_left_to_host_memory(comm):
         assert comm._router._group is None
 
 
-@harness.on(1, world="processes")
+@pytest.mark.ranks(1, world="processes")
 def test_memory_lives_as_long_as_it_is_open(comm):  # noqa: ARG001
     before = mappings()
     with by_descriptor():
@@ -95,7 +95,7 @@ def test_memory_lives_as_long_as_it_is_open(comm):  # noqa: ARG001
     assert mappings() == before
 
 
-@harness.on(1, world="processes")
+@pytest.mark.ranks(1, world="processes")
 def test_the_name_of_freed_memory_opens_no_other(comm):  # noqa: ARG001
     with by_descriptor():
         memory = emulated.device.allocate(PAGE, "memory")
@@ -168,7 +168,7 @@ def test_a_process_of_another_user_costs_no_thread():
     harness.run(refused, 1)
 
 
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_a_process_that_can_take_no_descriptor_says_so(comm):
     with by_descriptor():
         memory = emulated.device.allocate(1, "memory") if comm.rank == 0 else None
@@ -191,7 +191,7 @@ def test_a_server_that_cannot_be_trusted_is_an_oserror():
         descriptors.open_exported(emulated.device.gpu._names, "server:00:1")
 
 
-@harness.on(1, world="processes")
+@pytest.mark.ranks(1, world="processes")
 def test_a_name_that_was_not_exported_gets_nothing(comm):  # noqa: ARG001
     with by_descriptor():
         memory = emulated.device.allocate(1, "memory")

@@ -23,7 +23,7 @@ SHORT = 0.3  # seconds, of a wait that times out
 
 
 @pytest.mark.usefixtures("streams_as_on_a_gpu")
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_a_failure_after_the_launch_is_raised_by_the_next_call(comm):
     x, gate = emulated.array(np.ones(10)), Gate()
     comm.all_reduce(x)
@@ -76,7 +76,7 @@ def test_close_raises_a_failure_that_no_call_has_raised(seen):
 
 
 @pytest.mark.usefixtures("streams_as_on_a_gpu")
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_close_raises_a_mismatch_that_no_call_has_raised(comm):
     x = emulated.array(np.ones(5))
     comm.all_reduce(x, "max")
@@ -88,7 +88,7 @@ def test_close_raises_a_mismatch_that_no_call_has_raised(comm):
 
 
 @pytest.mark.usefixtures("streams_as_on_a_gpu")
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_close_does_not_replace_the_error_that_has_ended_a_block(comm):
     def block():
         with comm:
@@ -107,7 +107,7 @@ def test_close_does_not_replace_the_error_that_has_ended_a_block(comm):
         block()
 
 
-@harness.on(3, world="threads")
+@pytest.mark.ranks(3, world="threads")
 def test_a_mismatch_names_the_calls_of_all_ranks_even_a_late_one(comm):
     x = emulated.array(np.ones(5))
     comm.all_reduce(x)
@@ -119,7 +119,7 @@ def test_a_mismatch_names_the_calls_of_all_ranks_even_a_late_one(comm):
     assert lines == ["  ranks 0 and 1: all_reduce(float64 x 5, min)", "  rank 2: all_reduce(float64 x 5, max)"]
 
 
-@harness.on(3, world="threads")
+@pytest.mark.ranks(3, world="threads")
 def test_counts_that_do_not_fit_are_a_mismatch_on_every_rank(comm):
     me, n = comm.rank, comm.size
     x, room = emulated.array(np.arange(4.0 * n)), emulated.array(np.full(5 * n, -1.0))
@@ -136,7 +136,7 @@ def test_counts_that_do_not_fit_are_a_mismatch_on_every_rank(comm):
     assert_same(room, np.full(5 * n, -1.0)) if me < 2 else assert_same(room[2 * n :], np.full(3 * n, -1.0))
 
 
-@harness.on(2, 3, world="threads")
+@pytest.mark.ranks(2, 3, world="threads")
 def test_all_to_all_with_counts_beside_another_call_is_a_mismatch_of_calls(comm):
     me, n = comm.rank, comm.size
     x, out = emulated.array(np.arange(2.0 * n) + me), emulated.array(np.full(2 * n, -1.0))
@@ -159,7 +159,7 @@ def test_all_to_all_with_counts_beside_another_call_is_a_mismatch_of_calls(comm)
 
 
 @pytest.mark.usefixtures("streams_as_on_a_gpu")
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_an_error_is_raised_by_its_own_work(comm):
     good = comm.all_reduce(emulated.array(np.ones(5)), async_op=True)
     bad = comm.all_reduce(emulated.array(np.ones(4 + comm.rank)), async_op=True)
@@ -173,7 +173,7 @@ def test_an_error_is_raised_by_its_own_work(comm):
     assert_same(again.synchronize(), np.full(5, float(comm.size)))
 
 
-@harness.on(3, world="threads")
+@pytest.mark.ranks(3, world="threads")
 def test_an_abort_ends_waiting_kernels(comm):
     comm.all_reduce(emulated.array(np.ones(5)))
     if comm.rank == 0:
@@ -185,7 +185,7 @@ def test_an_abort_ends_waiting_kernels(comm):
             comm.all_reduce(emulated.array(np.ones(5)))
 
 
-@harness.on(3, world="threads")
+@pytest.mark.ranks(3, world="threads")
 def test_a_rank_that_closes_is_lost_to_its_peers(comm):
     comm.all_reduce(emulated.array(np.ones(5)))
     if comm.rank == 2:
@@ -197,7 +197,7 @@ def test_a_rank_that_closes_is_lost_to_its_peers(comm):
     assert "all_reduce(float64 x 5, sum)" in str(caught.value)
 
 
-@harness.on(2, world="processes", fresh=True)
+@pytest.mark.ranks(2, world="processes", fresh=True)
 def test_a_signal_handler_that_raises_ends_a_call(comm):
     x = emulated.array(np.ones(100_000))
     comm.all_reduce(x)
@@ -214,7 +214,7 @@ def test_a_signal_handler_that_raises_ends_a_call(comm):
 
 
 @pytest.mark.usefixtures("streams_as_on_a_gpu")
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_synchronize_has_a_timeout(comm):
     work, gate = behind_a_gate(comm)
     if comm.rank == 0:
@@ -229,7 +229,7 @@ def test_synchronize_has_a_timeout(comm):
             work.synchronize()
 
 
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_a_forked_child_exits_at_once_without_effect(comm):
     emulated.EmulatedDevice.blocking = False
     work, gate = behind_a_gate(comm)
@@ -243,7 +243,7 @@ def test_a_forked_child_exits_at_once_without_effect(comm):
     assert_same(work.wait(), np.full(5, float(comm.size)))
 
 
-@harness.on(2, world="processes", fresh=True)
+@pytest.mark.ranks(2, world="processes", fresh=True)
 def test_a_signal_handler_that_closes_ends_the_call_that_it_interrupts(comm):
     x = emulated.array(np.ones(100_000))
     comm.all_reduce(x)
@@ -254,7 +254,7 @@ def test_a_signal_handler_that_closes_ends_the_call_that_it_interrupts(comm):
         comm.all_reduce(x) if comm.rank == 0 else comm.recv(x, 0)
 
 
-@harness.on(2, world="processes", fresh=True)
+@pytest.mark.ranks(2, world="processes", fresh=True)
 def test_a_signal_handler_cannot_call_in_the_middle_of_a_call(comm):
     x, refused = emulated.array(np.ones(5)), []
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("streams_as_on_a_gpu")
 SHORT = 0.3  # seconds, of a wait that times out
 
 
-@harness.on(3, world="threads")
+@pytest.mark.ranks(3, world="threads")
 def test_calls_are_captured_and_replayed(comm):
     connected(comm)
     stream = emulated.Stream()
@@ -48,7 +48,7 @@ def test_calls_are_captured_and_replayed(comm):
     comm.barrier()
 
 
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_calls_in_two_captures_at_once_are_refused(comm):
     connected(comm)
     x = emulated.array(np.ones(5))
@@ -74,7 +74,7 @@ def raises(comm):
     return False
 
 
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_a_replay_without_its_peer_is_noticed_by_whoever_replays(comm):
     connected(comm)
     x = emulated.array(np.ones(5))
@@ -118,7 +118,7 @@ def test_a_replay_does_not_wait_for_a_peer_that_is_gone():
         ringcomm.launch(replayed_without_a_dead_peer, 2, world="processes", timeout=harness.OPERATION)
 
 
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_a_call_in_a_capture_that_has_failed_is_refused(comm):
     connected(comm)
     x, stream = emulated.array(np.ones(5)), emulated.Stream()
@@ -137,7 +137,7 @@ def test_a_call_in_a_capture_that_has_failed_is_refused(comm):
     assert_same(x, np.full(5, float(comm.size)))
 
 
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_a_graph_may_be_replayed_after_its_communicator_is_closed(comm):
     x, stream = emulated.array(np.ones(5000)), emulated.Stream()
     group = comm.split(0)

@@ -73,7 +73,7 @@ def test_the_device_is_told_how_many_ranks_share_it_and_the_least_multiprocessor
     assert told == [(3, 7)] * 3
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_all_reduce_below_the_ring_threshold_has_the_bits_of_the_cpu(comm):
     shape = emulated.device.shape
     dtypes, ops = ("float16", "bfloat16", "float32", "complex64"), ("sum", "avg", "prod", premul_sum(0.3))
@@ -84,7 +84,7 @@ def test_all_reduce_below_the_ring_threshold_has_the_bits_of_the_cpu(comm):
             assert_same(comm.all_reduce(x, op), reduced(inputs, op), f"{size} B {dtype} {op}")
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_point_to_point_between_devices_and_host_memory(comm):
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for length in (0, 1, 300_001):
@@ -103,7 +103,7 @@ def test_point_to_point_between_devices_and_host_memory(comm):
         comm.barrier()
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_empty_allocates_on_the_device(comm):
     x = comm.empty((3, 5), "float32", device="emulated")
     assert isinstance(x, emulated.Array)
@@ -117,7 +117,7 @@ def test_empty_allocates_on_the_device(comm):
         comm.empty(1, "int8", device="gpu")
 
 
-@harness.on(4)
+@pytest.mark.ranks(4)
 def test_invalid_arrays_are_refused_and_subgroups_work(comm):
     x, host = emulated.array(np.ones(5)), np.empty(5)
     with pytest.raises(ArgumentError, match="emulated"):
@@ -133,7 +133,7 @@ def test_invalid_arrays_are_refused_and_subgroups_work(comm):
     comm.barrier()
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_a_call_runs_after_the_work_queued_on_its_stream(comm):
     x = emulated.array(np.zeros(10_000))
     stream, gate = emulated.Stream(), Gate()
@@ -149,7 +149,7 @@ def test_a_call_runs_after_the_work_queued_on_its_stream(comm):
 
 
 @pytest.mark.usefixtures("streams_as_on_a_gpu")
-@harness.on(3, world="threads")
+@pytest.mark.ranks(3, world="threads")
 def test_calls_return_after_their_launch_and_synchronize_waits(comm):
     comm.all_reduce(emulated.array(np.ones(1)))  # connects the GPUs
     x = emulated.array(np.ones(10_000))
@@ -170,7 +170,7 @@ def test_calls_return_after_their_launch_and_synchronize_waits(comm):
     assert_same(y, result)
 
 
-@harness.on(3, world="processes")
+@pytest.mark.ranks(3, world="processes")
 def test_closed_groups_free_their_memory(comm):
     gc.collect()
     before = mappings()
@@ -180,7 +180,7 @@ def test_closed_groups_free_their_memory(comm):
             until(lambda: mappings() == before + comm.size, "those before are freed")
 
 
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_a_closed_group_frees_its_memory_while_its_object_lives(comm):
     gc.collect()
     before, blocking = mappings(), emulated.EmulatedDevice.blocking
@@ -197,7 +197,7 @@ def test_a_closed_group_frees_its_memory_while_its_object_lives(comm):
 
 
 @pytest.mark.usefixtures("streams_as_on_a_gpu")
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_a_barrier_waits_for_all_launches(comm):
     work, gate = behind_a_gate(comm)
     threading.Timer(SHORT, gate.open).start()

@@ -25,7 +25,7 @@ LENGTHS = (1, 50, 300, 5000)  # for all_reduce on 3 ranks every kernel of it
 SHORT = 0.3  # seconds, of a wait that times out
 
 
-@harness.on(3, world="threads")
+@pytest.mark.ranks(3, world="threads")
 def test_plain_calls_are_launched_without_python(comm):
     connected(comm)
     rank, size = comm.rank, comm.size
@@ -68,7 +68,7 @@ def test_plain_calls_are_launched_without_python(comm):
         group.CudaGroup.call = called
 
 
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_a_plain_call_keeps_no_objects(comm):
     x = emulated.array(np.ones(8, np.float32))
     for _ in range(100):
@@ -82,7 +82,7 @@ def test_a_plain_call_keeps_no_objects(comm):
     assert after - before < 20  # of 200 calls
 
 
-@harness.on(1, world="threads")
+@pytest.mark.ranks(1, world="threads")
 def test_calls_on_one_stream_record_no_events(comm):
     x, own, work = emulated.array(np.ones(8)), emulated.Stream(), []
     comm.all_reduce(x)  # connects
@@ -98,7 +98,7 @@ def test_calls_on_one_stream_record_no_events(comm):
     comm.barrier()
 
 
-@harness.on(3, world="threads")
+@pytest.mark.ranks(3, world="threads")
 def test_calls_follow_one_another_from_stream_to_stream(comm):
     connected(comm)
     x = emulated.array(np.full(3000, 1.0))
@@ -120,7 +120,7 @@ def test_calls_follow_one_another_from_stream_to_stream(comm):
     comm.barrier()
 
 
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_an_async_call_does_not_wait_for_later_work_of_the_program(comm):
     connected(comm)
     x, gate = emulated.array(np.full(100, 1.0)), Gate()
@@ -134,7 +134,7 @@ def test_an_async_call_does_not_wait_for_later_work_of_the_program(comm):
     comm.barrier()
 
 
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_the_stream_of_a_call_may_be_dropped_at_once(comm):
     connected(comm)
     x, warm, gate = emulated.array(np.full(3000, 1.0)), emulated.array(np.ones(3000)), Gate()
@@ -156,7 +156,7 @@ def test_the_stream_of_a_call_may_be_dropped_at_once(comm):
     comm.barrier()
 
 
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_a_program_that_is_far_ahead_waits(comm):
     connected(comm)
     x, gate = emulated.array(np.full(8, 1.0)), Gate()
@@ -174,7 +174,7 @@ def test_a_program_that_is_far_ahead_waits(comm):
     comm.barrier()
 
 
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_loads_that_wait_for_kernels_do_not_wait_for_each_other(comm):
     """Load kernels while others are in flight; a load waits for these, as it may on a GPU."""
     groups, x = [comm.split(0) for _ in range(2)], emulated.array(np.full(5, 1.0))
@@ -203,7 +203,7 @@ def test_loads_that_wait_for_kernels_do_not_wait_for_each_other(comm):
         each.close()
 
 
-@harness.on(3, world="threads")
+@pytest.mark.ranks(3, world="threads")
 def test_a_mismatch_after_a_wait_is_raised_by_a_later_call(comm):
     connected(comm)
     x, gate = emulated.array(np.ones(5)), Gate()
@@ -226,7 +226,7 @@ class PerThread:
     add = emulated.Stream.add
 
 
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_the_default_streams_of_two_threads_are_two_streams(comm):
     connected(comm)
     x, gate, late = emulated.array(np.ones(5)), Gate(), threading.Event()
@@ -266,7 +266,7 @@ def test_a_rank_that_waits_for_room_notices_a_lost_peer():
         ringcomm.launch(ahead_of_the_dead, 2, world="processes", timeout=harness.OPERATION)
 
 
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_a_communicator_may_be_closed_while_another_thread_calls(comm):
     x = emulated.array(np.ones(5000))
     comm.all_reduce(x)

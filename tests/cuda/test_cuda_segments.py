@@ -77,10 +77,10 @@ def open_here():
     segments.open_segments(emulated.device)
 
 
-@harness.on(3, world="processes")
-def test_calls_on_segments_of_all_ranks_copy_nothing_first(world):
+@pytest.mark.ranks(3, world="processes")
+def test_calls_on_segments_of_all_ranks_copy_nothing_first(comm):
     open_here()
-    comm = world.split(0)
+    comm = comm.split(0)
     comm.barrier()
     first = taken()
     assert not is_symmetric(comm, first)
@@ -98,10 +98,10 @@ def test_calls_on_segments_of_all_ranks_copy_nothing_first(world):
     assert is_symmetric(comm, large)
 
 
-@harness.on(3, world="processes")
-def test_a_rank_shares_segments_without_waiting_for_the_others(world):
+@pytest.mark.ranks(3, world="processes")
+def test_a_rank_shares_segments_without_waiting_for_the_others(comm):
     open_here()
-    comm = world.split(0)
+    comm = comm.split(0)
     x = taken()
     comm.all_reduce(emulated.array(np.ones(1)))  # connects
     if comm.rank:
@@ -115,10 +115,10 @@ def test_a_rank_shares_segments_without_waiting_for_the_others(world):
     assert is_symmetric(comm, x)
 
 
-@harness.on(3, world="processes")
-def test_a_rank_shares_segments_without_waiting_for_a_peer_that_sends_its_descriptor_late(world):
+@pytest.mark.ranks(3, world="processes")
+def test_a_rank_shares_segments_without_waiting_for_a_peer_that_sends_its_descriptor_late(comm):
     open_here()
-    comm = world.split(0)
+    comm = comm.split(0)
     x = taken()
     comm.all_reduce(emulated.array(np.ones(1)))
     if comm.rank:
@@ -140,10 +140,10 @@ def test_a_rank_shares_segments_without_waiting_for_a_peer_that_sends_its_descri
     assert is_symmetric(comm, x)
 
 
-@harness.on(3, world="processes")
-def test_segments_that_a_rank_cannot_map_take_the_usual_path(world):
+@pytest.mark.ranks(3, world="processes")
+def test_segments_that_a_rank_cannot_map_take_the_usual_path(comm):
     open_here()
-    comm = world.split(0)
+    comm = comm.split(0)
     x = taken()
     comm.all_reduce(emulated.array(np.ones(1)))
     emulated.configure(unreachable=comm.rank == 1)
@@ -156,10 +156,10 @@ def test_segments_that_a_rank_cannot_map_take_the_usual_path(world):
     emulated.configure()
 
 
-@harness.on(3, world="processes")
-def test_a_failure_of_one_segment_leaves_later_ones_symmetric(world):
+@pytest.mark.ranks(3, world="processes")
+def test_a_failure_of_one_segment_leaves_later_ones_symmetric(comm):
     open_here()
-    comm = world.split(0)
+    comm = comm.split(0)
     first, second = taken(), taken()
     comm.all_reduce(emulated.array(np.ones(1)))
     found = comm._router._group._buffers.segments
@@ -199,7 +199,7 @@ def test_a_group_that_is_closed_before_a_buffer_is_published_says_nothing(caplog
     assert caplog.text == ""
 
 
-@harness.on(2, world="processes", fresh=True)
+@pytest.mark.ranks(2, world="processes", fresh=True)
 def test_a_signal_handler_that_closes_does_not_wait_for_the_share_that_it_interrupts(comm):
     open_here()
     export = emulated.device.export

@@ -29,7 +29,7 @@ def buffer_of(comm, values, rows=0):
     return x
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_an_all_reduce_of_symmetric_buffers_has_the_bits_of_the_cpu(comm):
     for dtype, op in (("float32", "sum"), ("bfloat16", "avg")):
         inputs = inputs_of(comm, MANY // 2, dtype)
@@ -50,7 +50,7 @@ def test_an_all_reduce_of_symmetric_buffers_has_the_bits_of_the_cpu(comm):
         assert_same(comm.all_reduce(z, op), plain)
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_a_reduce_scatter_of_symmetric_buffers_has_the_bits_of_the_cpu(comm):
     inputs = inputs_of(comm, 6000 * comm.size)
     x = buffer_of(comm, inputs[comm.rank])
@@ -63,7 +63,7 @@ def test_a_reduce_scatter_of_symmetric_buffers_has_the_bits_of_the_cpu(comm):
     assert_same(comm.reduce_scatter(x, counts=rows), expected)
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_blocks_move_between_symmetric_buffers(comm):
     inputs = inputs_of(comm, 6000 * comm.size)
     own = slice(6000 * comm.rank, 6000 * (comm.rank + 1))
@@ -76,7 +76,7 @@ def test_blocks_move_between_symmetric_buffers(comm):
     assert_same(comm.all_to_all(x, out=x), expected)
 
 
-@harness.on(3, world="processes")
+@pytest.mark.ranks(3, world="processes")
 def test_buffers_that_no_rank_uses_are_freed(comm):
     comm.empty(1, "int8", device="emulated")
     views = []
@@ -128,7 +128,7 @@ def test_a_shortage_on_one_rank_is_raised_on_all(monkeypatch):
     harness.run(too_large, 3, world="threads")
 
 
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_buffers_are_freed_although_one_rank_keeps_many_others(comm):
     with patch.object(symmetric, "MAX_RELEASED", 2):
         keep_some(comm)
@@ -148,7 +148,7 @@ def keep_some(comm):
     assert len(kept) == 4 * (comm.rank > 0)
 
 
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_dropped_memory_is_available_to_the_next_buffer(comm):
     limit = 1 << 20
     allocate, held = emulated.EmulatedDevice.allocate, []

@@ -47,7 +47,7 @@ def test_the_end_of_the_watching_thread_is_a_failure(monkeypatch, caplog):
     caplog.clear()  # tracebacks, which would keep memory alive
 
 
-@harness.on(1, world="threads")
+@pytest.mark.ranks(1, world="threads")
 def test_the_end_of_a_call_is_noticed_soon_after_a_time_without_calls(comm):
     """Count how often the watching thread asks the driver before it notices the end of a call."""
     connected(comm)
@@ -70,7 +70,7 @@ def test_the_end_of_a_call_is_noticed_soon_after_a_time_without_calls(comm):
     assert any(soon() for _ in range(50))  # the machine may be busy
 
 
-@harness.on(1, world="threads")
+@pytest.mark.ranks(1, world="threads")
 def test_the_watching_thread_sleeps_without_calls_until_one_comes(comm):
     connected(comm)
     x = emulated.array(np.ones(5))

@@ -111,7 +111,7 @@ def test_large_arrays_are_reduced_in_chunks(kind):
 
 
 @on(Torch)
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_bfloat16_of_torch_is_reduced(comm, kind):
     import torch
 
@@ -123,7 +123,7 @@ def test_bfloat16_of_torch_is_reduced(comm, kind):
 
 
 @everywhere
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_calls_on_different_streams_run_one_after_the_other(comm, kind):
     gpu = kind(comm.rank)
     x = gpu.array(np.ones(200_000, np.float32))
@@ -166,7 +166,7 @@ def test_symmetric_buffers_are_accessed_directly(kind, length):
 
 
 @everywhere
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_calls_are_ordered_with_the_kernels_of_a_stream(comm, kind):
     gpu = kind(comm.rank)
     x = gpu.array(np.zeros(1_000_000, np.float32))
@@ -180,7 +180,7 @@ def test_calls_are_ordered_with_the_kernels_of_a_stream(comm, kind):
 
 
 @everywhere
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_a_mismatch_names_the_calls_and_the_group_stays_usable(comm, kind):
     gpu = kind(comm.rank)
     for length, other in ((4, 5), (100_000, 4), (4, 100_000)):
@@ -226,7 +226,7 @@ def test_a_rank_that_dies_is_named(kind):
 
 
 @on(CuPy)
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_a_call_is_captured_in_a_graph_and_replayed(comm, kind):
     import cupy
 
@@ -250,7 +250,7 @@ def test_a_call_is_captured_in_a_graph_and_replayed(comm, kind):
 
 
 @on(CuPy)
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_closed_groups_free_their_device_memory(comm, kind):
     import cupy
 

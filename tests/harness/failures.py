@@ -125,8 +125,7 @@ def outcomes(pool, fn, *args):
 
     The error of a rank that dies is a ConnectionError.
     """
-    for connection in pool.connections:
-        connection.send((fn, args))
+    pool.start(fn, args)
     running = {connection: rank for rank, connection in enumerate(pool.connections)}
     deadline = time.monotonic() + pools.JOB
     while running:
@@ -134,5 +133,5 @@ def outcomes(pool, fn, *args):
         assert ready, f"no answer from ranks {sorted(running.values())}"
         for connection in ready:
             rank = running.pop(connection)
-            result, failure = pools.receive(connection, rank)
-            yield rank, failure or result, time.monotonic()
+            ended = pool.receive(rank)
+            yield rank, ended.error or ended.value, time.monotonic()

@@ -43,6 +43,16 @@ LINK_END = """
 ip address add "$0/24" dev eth0
 ip link set eth0 up
 """
+# Drops TCP that arrives by the link, but for connections to or from these ports, as a firewall does.
+FIREWALL = """
+for family in -4 -6; do
+    ip $family rule add pref 1 dev eth0 ipproto tcp dport $0 lookup local
+    ip $family rule add pref 2 dev eth0 ipproto tcp sport $0 lookup local
+    ip $family rule add pref 3 dev eth0 ipproto tcp blackhole
+    ip $family rule add pref 4 lookup local
+    ip $family rule del pref 0
+done
+"""
 # UCX does not use a link that is not up.
 LINK_IS_UP = "until [ $(cat /sys/class/net/eth0/operstate) = up ]; do sleep 0.01; done"
 # In place of ssh: the command for the remote shell follows the address.
@@ -77,6 +87,10 @@ class Host:
         if ended.returncode:
             raise OSError(ended.stderr.strip())
         return ended.stdout
+
+    def admit_only(self, ports):
+        """Have a firewall drop TCP from the other hosts, but for connections to or from the ports of a range."""
+        self.run(FIREWALL, ports)
 
     def bytes_sent(self):
         return int(self.run("cat /sys/class/net/eth0/statistics/tx_bytes"))

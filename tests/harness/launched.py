@@ -7,16 +7,18 @@ from multiprocessing.connection import Client, Connection, wait
 from pathlib import Path
 
 from harness import pools
+from ringcomm.testing import ranks
 
 PROGRAM = Path(__file__).with_name("rank.py")
 
 
-class Pool(pools.Pool):
+class Pool(ranks.Pool):
     """Ranks that wait for work. `start(output, address)` starts them and returns the processes of the launchers."""
 
     def __init__(self, size, start):
         self.written = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self.connections, self.files = [None] * size, set()
+        super().__init__([None] * size)
+        self.files = set()
         with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
             listener.bind(f"{folder}/socket")  # a file: ranks may be in other network namespaces
             listener.listen(size)
@@ -40,7 +42,7 @@ class Pool(pools.Pool):
         assert time.monotonic() < deadline, f"ranks {missing} have not connected: {self.output()}"
         assert all(launcher.poll() is None for launcher in self.launchers), self.output()
 
-    def run(self, fn, args, limit=None):
+    def run(self, fn, args, limit=pools.JOB):
         try:
             return super().run(fn, args, limit)
         except ConnectionError as error:
@@ -87,4 +89,4 @@ def answer(address, rank, world, files=frozenset()):
     """
     with Client(address) as connection:
         connection.send((rank, files))
-        pools.answer(connection, world)
+        ranks.answer(connection, world)

@@ -11,6 +11,7 @@ from harness import pools
 from ringcomm.bootstrap.client import Client
 from ringcomm.bootstrap.server import Server
 from ringcomm.bootstrap.session import Contribution
+from ringcomm.bootstrap.wire.addresses import listen
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.bootstrap.wire.tcp import TcpGate
 
@@ -56,10 +57,10 @@ class StartClient(Client):
 @contextmanager
 def store_server(host="127.0.0.1"):
     """Serve stores as the launcher of node 0 does; yield the address."""
-    gate = TcpGate(f"{host}:0", "--master-addr", SECRET.encode(), KEEPALIVE)
+    gate = TcpGate([listen(host, [0], "--master-addr")], [SECRET.encode()], KEEPALIVE)
     server = Server(gate, None)
     try:
-        yield gate.address
+        yield gate.addresses[0]
     finally:
         server.close()
 

@@ -7,7 +7,6 @@ import traceback
 import numpy as np
 import pytest
 
-import harness
 from harness.failures import check_usable, raised
 from harness.jobs import run_job
 from ringcomm import ArgumentError, launch
@@ -36,7 +35,7 @@ def sum_of_ranks(comm):
     return int(comm.all_reduce(np.array(comm.rank)))
 
 
-@harness.on(3, world="processes")
+@pytest.mark.ranks(3, world="processes")
 def test_a_forked_child_is_no_rank_and_disturbs_no_rank(comm):
     """Fork with a group, a symmetric buffer, queued collectives and messages in flight."""
     group = comm.split(0)

@@ -220,14 +220,22 @@ def test_a_node_that_imports_hears_of_the_end_of_another(program, tmp_path):
         assert "rank 0 on " in imports.stderr.read()
 
 
-def test_a_rank_is_restarted_though_the_importing_process_has_died(program, tmp_path):
+@pytest.mark.parametrize(
+    "die",
+    [
+        "os.kill(heavy.PROCESS, signal.SIGKILL)",
+        "os.kill(heavy.PROCESS, signal.SIGSTOP); threading.Timer(1, os.kill, (heavy.PROCESS, signal.SIGKILL)).start()",
+    ],
+    ids=["before", "when asked"],
+)
+def test_a_rank_is_restarted_though_the_importing_process_dies(program, tmp_path, die):
     program("import os\nPROCESS = os.getpid()\n", "heavy.py")
     text = f"""{ELASTIC}
 import heavy
 comm = ringcomm.init()
 if restarts == 0:
     if rank == 0:
-        os.kill(heavy.PROCESS, signal.SIGKILL)
+        {die}
     comm.barrier()
     comm = lose(comm).grow()
 complete(comm)

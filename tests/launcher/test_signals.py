@@ -4,13 +4,13 @@ import os
 import signal
 
 import numpy as np
+import pytest
 
-import harness
 from harness.failures import check_usable, raised, until_waiting
 from ringcomm import ArgumentError, PeerLost
 
 
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_a_handler_may_close_the_interrupted_communicator_but_not_wait_in_it(comm):
     group = comm.split(0)
     pids = comm.all_gather(np.array(os.getpid()))
@@ -39,7 +39,7 @@ def test_a_handler_may_close_the_interrupted_communicator_but_not_wait_in_it(com
     check_usable(comm)
 
 
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_a_nested_handler_knows_every_communicator_it_interrupts(comm):
     """The second handler interrupts the wait of the first, in another communicator."""
     outer, inner = comm.split(0), comm.split(0)

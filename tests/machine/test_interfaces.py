@@ -15,15 +15,14 @@ def test_the_interface_that_has_an_address():
 
 
 def test_the_interface_that_has_a_second_address():
-    script = "ip link set lo up; ip address add 10.5.0.1/24 dev lo; ip address add 10.5.0.2/24 dev lo; exec $0 -c '"
-    script += (
-        'from ringcomm.machine.interfaces import interface_of; print(*map(interface_of, ("10.5.0.1", "10.5.0.2")))'
-    )
+    script = "ip link set lo up; ip address add 10.5.0.1/24 dev lo; ip address add 10.5.0.2/24 dev lo; "
+    script += "ip address add fd05::2/64 dev lo; exec $0 -c 'from ringcomm.machine.interfaces import interface_of; "
+    script += 'print(*map(interface_of, ("10.5.0.1", "10.5.0.2", "fd05::2", "::1", "::1%lo", "::1%eth0", "fd05::3")))'
     command = ["unshare", "--net", "sh", "-ec", f"{script}'", sys.executable]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     if ended.returncode:
         pytest.skip(f"no network namespace: {ended.stderr.strip()}")
-    assert ended.stdout == "lo lo\n"
+    assert ended.stdout == "lo lo lo lo lo  \n"
 
 
 @pytest.fixture

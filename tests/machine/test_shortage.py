@@ -41,7 +41,7 @@ def limited(name):
 @pytest.mark.parametrize("name", LIMITS)
 @pytest.mark.parametrize("ranks", [(0, 1, 2), (0,), (2,)])
 @pytest.mark.parametrize("what", ["group", "buffer"])
-@harness.on(3, world="processes")
+@pytest.mark.ranks(3, world="processes")
 def test_a_group_or_buffer_that_does_not_fit_is_refused_on_every_rank(comm, what, name, ranks):
     allocate = {"group": lambda: comm.split(0), "buffer": lambda: comm.empty(4 * MIB, "float32")}[what]
     with limited(name) if comm.rank in ranks else nullcontext():
@@ -59,7 +59,7 @@ def test_a_group_or_buffer_that_does_not_fit_is_refused_on_every_rank(comm, what
         assert (comm.all_reduce(allocated, "max") == comm.size - 1).all()
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_an_impossible_size_is_refused_with_figures(comm):
     for count in (1 << 40, 1 << 60, 1 << 62, 1 << 63, 1 << 70):
         error = raised(MemoryShortage, lambda count=count: comm.empty(count, "float64"))
@@ -68,7 +68,7 @@ def test_an_impossible_size_is_refused_with_figures(comm):
     check_usable(comm)
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_parts_that_fit_alone_but_not_together_are_refused(comm):
     meminfo = Path("/proc/meminfo").read_text()
     available = int(re.search(r"MemAvailable: +(\d+) kB", meminfo)[1]) << 10
@@ -79,7 +79,7 @@ def test_parts_that_fit_alone_but_not_together_are_refused(comm):
 
 
 @pytest.mark.parametrize("name", LIMITS)
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_arenas_that_do_not_fit_are_refused_on_every_rank(comm, name):  # noqa: ARG001 (this process is limited, not its world)
     """Connect two threads of this process without memory for their arenas."""
     store = HashStore()

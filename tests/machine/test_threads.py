@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import harness
 from harness.failures import check_usable, raised
 from ringcomm import RingcommError
 from ringcomm.machine.threads import start_thread, starting
@@ -60,7 +59,7 @@ def test_another_error_at_the_start_of_a_process_is_left_alone():
         raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 
 
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_a_thread_of_the_core_is_named_and_the_communicator_is_usable(comm):
     group = comm.split(0)
     x, peer = np.ones(100_000), (group.rank + 1) % group.size  # a smaller all_reduce needs no thread
@@ -78,7 +77,7 @@ def test_a_thread_of_the_core_is_named_and_the_communicator_is_usable(comm):
     group.close()
 
 
-@harness.on(1, world="processes")
+@pytest.mark.ranks(1, world="processes")
 def test_a_second_thread_that_is_refused_does_not_end_the_process(comm):  # noqa: ARG001
     ns = ffi.new("uint64_t *")
 

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "ringcomm"
 # From the top. A name stands for a module or a whole package; modules of one layer may import each other, acyclically.
 LAYERS = (
     ("__main__", "commands"),
-    ("bench", "mpi4py", "parallel", "parameter_server", "plan", "pretrained", "torch"),
+    ("bench", "mpi4py", "parallel", "parameter_server", "plan", "pretrained", "ray", "torch"),
     ("__init__", "communicator", "elastic", "launcher", "objects", "pending", "start", "testing", "trace"),
     ("transports",),
     ("algorithms", "layout_rules", "pipelining"),
@@ -43,6 +43,7 @@ OUTSIDERS = {
     "parameter_server": ("errors", "torch.timeouts"),
     "plan": ("algorithms", "config", "errors", "layout_rules", "machine", "options", "pipelining"),
     "pretrained": ("errors", "parallel"),
+    "ray": ("bootstrap.rendezvous", "config", "errors", "start"),
     "torch": (
         *("arrays", "bootstrap", "callbacks", "communicator", "config", "devices", "errors", "native"),
         *("start", "transports", "types"),
@@ -51,7 +52,8 @@ OUTSIDERS = {
 # Names that only some modules may import or use.
 RESERVED = {
     "os.environ": (
-        *("config", "bootstrap.place", "launcher.preload", "bench.machine", "bench.peers", "bench.tuning.command"),
+        *("config", "bootstrap.place", "launcher.preload", "testing.ranks"),
+        *("bench.machine", "bench.peers", "bench.tuning.command"),
         *("bench.rank.__main__", "bench.rank.gloo", "bench.rank.nccl"),
         *("torch.compat.native", "mpi4py.environment", "mpi4py.base.options", "mpi4py.futures.preparation"),
     ),
@@ -68,6 +70,7 @@ RESERVED = {
     # SECURITY.md, *What is unpickled*.
     "pickle": (
         *("objects", "launcher.pickling", "launcher.forkserver", "launcher.preload", "mpi4py.base.pickling"),
+        *("testing.ranks", "testing.marked"),
         *("parallel.state.checkpoint", "parallel.state.encoding"),
     ),
     "mpi4py": ("bench.rank.mpi", "transports.mpi.world", "transports.mpi.link", "transports.mpi.finalize"),

@@ -138,7 +138,7 @@ def addresses():
     return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_a_trace_that_has_ended_keeps_few_addresses(comm, tmp_path):
     before = addresses()
     for _ in range(10):

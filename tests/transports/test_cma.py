@@ -75,7 +75,7 @@ def test_groups_copy_from_their_own_members():
     harness.run(in_groups, 4, [case for case in pairwise(AXES, seed=3) if case.length[0]], settings=COPIED)
 
 
-@harness.on(3, settings=COPIED)
+@pytest.mark.ranks(3, env=dict(COPIED))
 def test_a_mismatch_leaves_the_outputs_untouched(comm):
     odd = comm.rank == comm.size - 1
     x, out = filled(comm.rank, 5000 + odd, "int32"), np.zeros((comm.size, 5000 + odd), np.int32)
@@ -98,7 +98,7 @@ def gathered(comm, x):
     assert_same(out, np.stack([filled(rank, x.size, x.dtype.name) for rank in range(comm.size)]))
 
 
-@harness.on(3, settings=COPIED, fresh=True)
+@pytest.mark.ranks(3, env=dict(COPIED), fresh=True)
 def test_the_world_does_not_use_cma_if_one_rank_may_not_read(comm):
     if comm.rank == 1:
         forbid()

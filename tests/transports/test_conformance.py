@@ -16,14 +16,8 @@ from ringcomm import transports
 from ringcomm.arrays.adapters import ADAPTERS, EmulatedAdapter
 from ringcomm.communicator import Communicator
 from ringcomm.devices import emulated
-from ringcomm.testing import (
-    CHECKS,
-    a_mismatch_is_named_on_every_rank,
-    check_rank,
-    check_transport,
-    connect_threads,
-    run_threads,
-)
+from ringcomm.testing import check_rank, check_transport, connect_threads, run_threads
+from ringcomm.testing.conformance import CHECKS, a_mismatch_is_named_on_every_rank
 from ringcomm.transports.choice import find_transports
 from ringcomm.transports.staged import staging
 
@@ -108,7 +102,7 @@ def arrays_on_gpus(monkeypatch):
 def test_a_group_of_emulated_gpus_keeps_the_contract(transport, size, monkeypatch):
     # One of its mismatches is between a barrier of the host and a kernel: both time out.
     possible = [check for check in CHECKS if check is not a_mismatch_is_named_on_every_rank]
-    monkeypatch.setattr("ringcomm.testing.CHECKS", possible)
+    monkeypatch.setattr("ringcomm.testing.conformance.CHECKS", possible)
     check_transport(partial(connect_gpus, FOUND[transport].connect), [size])
 
 

@@ -136,7 +136,7 @@ def die_in_the_middle(comm):
 @pytest.mark.slow
 def test_a_rank_killed_in_the_middle_of_a_call_is_named():
     with harness.world(4) as pool:
-        pid = pool.workers[STALLED].pid
+        pid = pool.processes[STALLED].pid
         answers, ends = {}, {}
         for rank, answer, when in outcomes(pool, die_in_the_middle):
             answers[rank], ends[rank] = answer, when

@@ -21,13 +21,14 @@ UcxMessages& messages_of(rc_ucx* ucx) {
 
 }  // namespace
 
-int rc_ucx_open(const char* library, const char* devices, double keepalive, rc_ucx** ucx) {
+int rc_ucx_open(const char* library, const char* devices, const char* ports, double keepalive, rc_ucx** ucx) {
     return guarded([&] {
         check_pointer("library", library);
         check_pointer("devices", devices);
+        check_pointer("ports", ports);
         check_seconds("keepalive", keepalive);
         check_pointer("ucx", ucx);
-        auto messages = std::make_unique<UcxMessages>(library, devices, keepalive);
+        auto messages = std::make_unique<UcxMessages>(library, devices, ports, keepalive);
         const std::string path = messages->path(), version = messages->version(), transports = messages->transports();
         *ucx = new rc_ucx{std::move(messages), path, version, transports};
     });

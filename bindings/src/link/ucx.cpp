@@ -52,9 +52,11 @@ std::string transports_of(const Api& api, Context* context) {
 
 }  // namespace
 
-UcxMessages::UcxMessages(const std::string& library, const std::string& devices, double keepalive) : api_(library) {
+UcxMessages::UcxMessages(const std::string& library, const std::string& devices, const std::string& ports,
+                         double keepalive)
+    : api_(library) {
     try {
-        open(devices, keepalive);
+        open(devices, ports, keepalive);
     } catch (...) {
         close();
         throw;
@@ -67,10 +69,11 @@ void UcxMessages::check(Status status, const char* function) const {
     if (status != OK) throw Failure(RC_SYSTEM, format("%s: %s", function, api_.status_string(status)));
 }
 
-void UcxMessages::open(const std::string& devices, double keepalive) {
+void UcxMessages::open(const std::string& devices, const std::string& ports, double keepalive) {
     Settings* settings = nullptr;
     check(api_.config_read(nullptr, nullptr, &settings), "ucp_config_read");
     if (!devices.empty()) set_default(api_, settings, "NET_DEVICES", devices);
+    if (!ports.empty()) set_default(api_, settings, "TCP_PORT_RANGE", ports);
     // Ranks that share memory do not come here; and a process that is killed while UCX makes its segments leaves a
     // file.
     set_default(api_, settings, "TLS", "^sm");

@@ -15,10 +15,11 @@ namespace ringcomm {
 
 class UcxMessages final : public MessageLibrary {
 public:
-    // `library`: a path or a name for dlopen(). `devices`: those between hosts, as in UCX_NET_DEVICES; "": all. The
-    // variables UCX_* of the environment come first. A host that does not answer for about `keepalive` seconds is lost,
-    // except over TCP, where UCX waits until TCP gives up.
-    UcxMessages(const std::string& library, const std::string& devices, double keepalive);
+    // `library`: a path or a name for dlopen(). `devices`: those between hosts, as in UCX_NET_DEVICES; "": all.
+    // `ports`: those at which it may listen over TCP, as in UCX_TCP_PORT_RANGE; "": any. The variables UCX_* of the
+    // environment come first. A host that does not answer for about `keepalive` seconds is lost, except over TCP, where
+    // UCX waits until TCP gives up.
+    UcxMessages(const std::string& library, const std::string& devices, const std::string& ports, double keepalive);
     ~UcxMessages() override;  // waits up to 0.2 s until the peers have what was sent
     UcxMessages(const UcxMessages&) = delete;
 
@@ -57,7 +58,7 @@ private:
         std::byte hello{};
     };
 
-    void open(const std::string& devices, double keepalive);
+    void open(const std::string& devices, const std::string& ports, double keepalive);
     void close();
     std::deque<std::vector<std::byte>> drain();
     void* close_endpoint(Peer& peer, uint32_t flags);

@@ -177,7 +177,11 @@ def broken(error: OSError) -> str:
     return SILENT if error.errno in unreachable else ENDED
 
 
-def close_in_children(held: socket.socket) -> None:
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+def close_in_children(held: Closable) -> None:
     """Have forked children close their copy of a socket: they must not hold it longer than this process lives."""
     _closed_in_children.add(held)
 
@@ -187,6 +191,6 @@ def _close_in_child() -> None:
         held.close()
 
 
-_closed_in_children: "WeakSet[socket.socket]" = WeakSet()
+_closed_in_children: "WeakSet[Closable]" = WeakSet()
 if hasattr(os, "register_at_fork"):  # else another system, on which only --help works
     os.register_at_fork(after_in_child=_close_in_child)

@@ -11,7 +11,7 @@ client says so, and both give up.
 
 import hmac
 import secrets
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import suppress
 
 from ringcomm.bootstrap.wire.framing import MessageSocket
@@ -31,18 +31,25 @@ class WrongSecret(ConnectionError):
 
 
 class ServerHandshake:
-    """The server's part: send `greeting`, then (through TLS) answer what the client sends."""
+    """The server's part: send `greeting`, then (through TLS) answer what the client sends. It is to know one of the
+    secrets.
 
-    def __init__(self, secret: bytes, tls: bool) -> None:
-        self._secret, self._challenge = secret, secrets.token_bytes(CHALLENGE_BYTES)
+    `proved`: the one that it has proved; b"" until then.
+    """
+
+    def __init__(self, known: Collection[bytes], tls: bool) -> None:
+        self._known, self._challenge = known, secrets.token_bytes(CHALLENGE_BYTES)
         self.greeting = (TLS_GREETING if tls else GREETING) + self._challenge
+        self.proved = b""
 
     def answer(self, message: bytes) -> tuple[bytes, str]:
         """Return the answer to the client's message, and why the client is refused, or an empty string."""
         theirs, proof = message[:CHALLENGE_BYTES], message[CHALLENGE_BYTES:]
         challenges = self._challenge + theirs
-        if hmac.compare_digest(proof, _proof(self._secret, b"client", challenges)):
-            return _proof(self._secret, b"server", challenges), ""
+        for secret in [*self._known]:
+            if hmac.compare_digest(proof, _proof(secret, b"client", challenges)):
+                self.proved = secret
+                return _proof(secret, b"server", challenges), ""
         if message == WANTS_TLS:
             return REFUSED, "RINGCOMM_TLS is set there, and not here"
         return REFUSED, "it sent a wrong secret" if proof else "it sent no secret"

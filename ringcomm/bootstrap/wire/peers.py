@@ -9,13 +9,13 @@ import socket
 import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, Protocol, Self
 
 from ringcomm.bootstrap.wire.framing import MessageSocket, close_in_children
 from ringcomm.errors import RingcommError
 from ringcomm.machine import descriptors
 
-__all__ = ["WAITING", "Gate", "PeerServer"]
+__all__ = ["WAITING", "Gate", "Listener", "PeerServer"]
 
 log = logging.getLogger("ringcomm")
 
@@ -24,10 +24,24 @@ WAITING = 4096  # peers that the kernel keeps until they are accepted; net.core.
 ACCEPTED_AT_ONCE = 128  # peers, before those that have come already are heard
 
 
-class Gate:
-    """Where a server listens, and whom it admits: unix.UnixGate, tcp.TcpGate."""
+class Listener(Protocol):
+    """What peers are accepted from: a socket that listens, or what another thread has accepted."""
 
-    def __init__(self, *listeners: socket.socket) -> None:
+    def fileno(self) -> int: ...
+
+    def accept(self) -> tuple[socket.socket, Any]: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Gate:
+    """Where a server listens, and whom it admits: unix.UnixGate, tcp.TcpGate, shared_port.PortGate."""
+
+    def __init__(self, *listeners: Listener) -> None:
         self.listeners = listeners
 
     def greet(self, peer: socket.socket) -> tuple[MessageSocket | None, str]:
@@ -165,7 +179,7 @@ class PeerServer:
             else:
                 self._selector.unregister(listener)
 
-    def _accept(self, listener: socket.socket) -> bool:
+    def _accept(self, listener: Listener) -> bool:
         """Accept a peer, if there is one, and return whether there may be more."""
         try:
             peer, _ = listener.accept()

@@ -7,9 +7,9 @@ import socket
 import time
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
-from ipaddress import ip_address
 from typing import NamedTuple
 
+from ringcomm.bootstrap.wire.addresses import name_of, split_address
 from ringcomm.bootstrap.wire.framing import MessageSocket
 from ringcomm.bootstrap.wire.handshake import (
     HANDSHAKE_TIMEOUT,
@@ -19,20 +19,17 @@ from ringcomm.bootstrap.wire.handshake import (
     client_handshake,
 )
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE, PROBE_AGAIN, patience_with, probe, probe_now
-from ringcomm.bootstrap.wire.peers import WAITING, Gate
+from ringcomm.bootstrap.wire.peers import Gate, Listener
 from ringcomm.bootstrap.wire.tls import TlsFailure, TlsIdentity
-from ringcomm.errors import ArgumentError, refuse
+from ringcomm.errors import ArgumentError
 from ringcomm.machine import descriptors
 
 __all__ = [
     "TcpGate",
+    "TcpPeers",
     "begin_to_connect",
     "connect",
     "is_established",
-    "local_address",
-    "loopback",
-    "split_address",
-    "unreachable",
 ]
 
 MAX_UNTRUSTED = 128  # peers that have not proved that they know the secret
@@ -96,7 +93,9 @@ def begin_to_connect(address: str, keepalive: float, source: str = "") -> Messag
         peer.setblocking(False)
         probe(peer, keepalive)
         if source:
-            peer.bind((source, 0))
+            ours, _, _, _, from_here = socket.getaddrinfo(source, 0, type=socket.SOCK_STREAM)[0]
+            if ours == family:
+                peer.bind(from_here)
         with suppress(BlockingIOError):
             peer.connect(resolved)
         failed.pop_all()
@@ -129,43 +128,39 @@ def _watch(connected: socket.socket, keepalive: float) -> None:
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def split_address(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host, int(port)
-
-
-def local_address(server: str) -> str:
-    """Return the address from which this host reaches that server, `host:port`. Nothing is sent."""
-    host, port = split_address(server)
-    family, _, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM, protocol) as probing:
-        probing.connect(resolved)
-        return str(probing.getsockname()[0])
-
-
-def loopback(host: str) -> str:
-    """Return the address that the name stands for if only this host reaches it, else ""."""
-    try:
-        found = str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0])
-    except (OSError, UnicodeError):  # who listens there will say so
-        return ""
-    return found if ip_address(found.partition("%")[0]).is_loopback else ""
-
-
-def unreachable(rank: int, address: str, found: str) -> ArgumentError:
-    """Return the error of a rank whose address no other host reaches; `found`: the one that it stands for, or ""."""
-    at = f"{found}, the address of {address!r}" if found else repr(address)
-    text = f"rank {rank}: the other hosts cannot reach this one at {at}"
-    return ArgumentError(f"{text}: set RINGCOMM_HOST_ADDRESS to one that they reach", rank=rank)
-
-
 class _UntrustedPeer(NamedTuple):
     handshake: ServerHandshake
     since: float
 
 
-class TcpGate(Gate):
-    """Listens at a TCP address, or several, and admits peers that know the secret.
+class TcpPeers(Gate):
+    """Peers on other hosts. Those that do not answer for `keepalive` seconds are lost, unless that is None."""
+
+    def __init__(self, keepalive: float | None, *listeners: Listener) -> None:
+        super().__init__(*listeners)
+        self._keepalive, self._probe_at = keepalive, math.inf if keepalive is None else 0.0
+
+    def greet(self, peer: socket.socket) -> tuple[MessageSocket | None, str]:
+        try:
+            if self._keepalive is not None:
+                _watch(peer, self._keepalive)
+        except OSError:  # it has disconnected again
+            return None, ""
+        return peer if isinstance(peer, MessageSocket) else MessageSocket(peer), ""
+
+    def due(self) -> float:
+        return self._probe_at
+
+    def poll(self, peers: Collection[MessageSocket]) -> tuple[MessageSocket, str] | None:
+        now = time.monotonic()
+        if now >= self._probe_at:
+            again = [probe_now(peer) for peer in peers]
+            self._probe_at = now + min(again, default=PROBE_AGAIN)
+        return None
+
+
+class TcpGate(TcpPeers):
+    """Listens at TCP addresses, and admits peers that know one of the secrets.
 
     Untrusted peers have HANDSHAKE_TIMEOUT seconds to prove that they do, and MAX_UNTRUSTED connections. Others wait
     until one has proved it; after GRACE seconds the oldest goes.
@@ -173,33 +168,22 @@ class TcpGate(Gate):
 
     def __init__(
         self,
-        address: str,
-        purpose: str,
-        secret: bytes,
+        listeners: Sequence[socket.socket],
+        secrets: Collection[bytes],
         keepalive: float | None,
-        *others: str,
         tls: TlsIdentity | None = None,
     ) -> None:
-        self._secret, self._keepalive, self._tls = secret, keepalive, tls
+        super().__init__(keepalive, *listeners)
+        self._secrets, self._tls = secrets, tls
         self._untrusted: dict[MessageSocket, _UntrustedPeer] = {}  # the oldest first
-        self._probe_at = math.inf if keepalive is None else 0.0
-        super().__init__(*_listen_at([address, *others], purpose))
-
-    @property
-    def address(self) -> str:
-        return self.addresses[0]
-
-    @property
-    def addresses(self) -> list[str]:
-        names = [listener.getsockname() for listener in self.listeners]
-        return [f"{host}:{port}" for host, port, *_ in names]
+        self.addresses = [name_of(listener) for listener in listeners]
 
     def greet(self, peer: socket.socket) -> tuple[MessageSocket | None, str]:
-        handshake = ServerHandshake(self._secret, bool(self._tls))
+        heard, reason = super().greet(peer)
+        if heard is None:
+            return None, reason
+        handshake = ServerHandshake(self._secrets, bool(self._tls))
         try:
-            if self._keepalive is not None:
-                _watch(peer, self._keepalive)
-            heard = MessageSocket(peer)
             heard.setblocking(False)
             heard.send(handshake.greeting)
             if self._tls:
@@ -224,23 +208,25 @@ class TcpGate(Gate):
         with suppress(OSError):  # it has disconnected; the next read reports that
             peer.send(answer)
         if not refusal:
-            del self._untrusted[peer]
+            proved = self._untrusted.pop(peer).handshake.proved
+            self.proved(peer, proved)
         return False, refusal
+
+    def proved(self, peer: MessageSocket, secret: bytes) -> None:
+        """Note that a peer has proved this secret."""
 
     def room(self) -> int:
         return MAX_UNTRUSTED - len(self._untrusted) or int(self._oldest() + GRACE <= time.monotonic())
 
     def due(self) -> float:
-        return min(self._oldest() + (HANDSHAKE_TIMEOUT if self.room() else GRACE), self._probe_at)
+        return min(self._oldest() + (HANDSHAKE_TIMEOUT if self.room() else GRACE), super().due())
 
     def _oldest(self) -> float:
         return next((peer.since for peer in self._untrusted.values()), math.inf)
 
     def poll(self, peers: Collection[MessageSocket]) -> tuple[MessageSocket, str] | None:
+        super().poll(peers)
         now = time.monotonic()
-        if now >= self._probe_at:
-            again = [probe_now(peer) for peer in peers]
-            self._probe_at = now + min(again, default=PROBE_AGAIN)
         for peer, untrusted in self._untrusted.items():  # the oldest
             if len(self._untrusted) > MAX_UNTRUSTED:
                 return peer, f"{MAX_UNTRUSTED} connections without a proof of the secret"
@@ -251,34 +237,3 @@ class TcpGate(Gate):
 
     def forget(self, peer: MessageSocket) -> None:
         self._untrusted.pop(peer, None)
-
-
-def _listen_at(addresses: Sequence[str], purpose: str) -> list[socket.socket]:
-    with ExitStack() as failed:
-        listeners = [failed.enter_context(_listen(address, purpose)) for address in addresses]
-        failed.pop_all()
-    return listeners
-
-
-def _listen(address: str, purpose: str) -> socket.socket:
-    """Return a non-blocking socket that listens at this address, and at no other."""
-    host, port = split_address(address)
-    try:
-        family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (socket.gaierror, UnicodeError) as error:
-        raise ArgumentError(
-            f"{purpose}: cannot find the address of {host!r}: {getattr(error, 'strerror', error)}"
-        ) from None
-    found = ip_address(str(resolved[0]).partition("%")[0])
-    if (getattr(found, "ipv4_mapped", None) or found).is_unspecified:
-        raise refuse(purpose, "one address of this machine, not all", repr(host))
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setblocking(False)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the port of a job that has just ended
-        listener.bind(resolved)
-        listener.listen(WAITING)
-    except OSError as error:
-        listener.close()
-        raise ArgumentError(f"{purpose}: cannot listen at {address}: {error.strerror}") from None
-    return listener

@@ -20,7 +20,8 @@ __all__ = ["Facts", "JobFacts", "facts_by_rank", "facts_of"]
 
 log = logging.getLogger("ringcomm")
 
-OWN = ("kernels", "log", "host_id", "host_address", "tls", "ucx")  # settings of each process; rank 0 decides all others
+# Settings of each process; rank 0 decides all others.
+OWN = ("kernels", "log", "host_id", "host_address", "bind_address", "port_range", "tls", "ucx")
 
 Facts = Mapping[str, Any]
 

@@ -20,14 +20,17 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from ringcomm.bootstrap.start_errors import rank_in_job
+from ringcomm.bootstrap.wire.addresses import Reach, scoped_as
 from ringcomm.bootstrap.wire.framing import MessageSocket
 from ringcomm.bootstrap.wire.handshake import HANDSHAKE_TIMEOUT
 from ringcomm.bootstrap.wire.keepalive import patience_with, probe
 from ringcomm.bootstrap.wire.peers import PeerServer
-from ringcomm.bootstrap.wire.tcp import TcpGate, begin_to_connect, is_established, split_address
-from ringcomm.bootstrap.wire.tls import TlsFailure, TlsIdentity
+from ringcomm.bootstrap.wire.shared_port import open_gate
+from ringcomm.bootstrap.wire.tcp import begin_to_connect, is_established
+from ringcomm.bootstrap.wire.tls import TlsFailure
 from ringcomm.errors import ArgumentError, RingcommError
 from ringcomm.machine import descriptors
 from ringcomm.transports.network.attempt import ACCEPTED, CONNECTING, HELLO, Attempt, secret_of
@@ -44,7 +47,7 @@ class Mesh:
 
     Attributes:
         rank, size: Of this rank among those that connect; in the job it is rank `number`.
-        own: The addresses at which this rank listens.
+        own: The addresses at which others reach this rank.
         addresses: Those of all ranks.
         connected: For each rank whose connection nobody has taken over yet its socket, which does not block, and probes
             the other host.
@@ -54,23 +57,15 @@ class Mesh:
     """
 
     def __init__(
-        self,
-        layout: HostLayout,
-        members: Sequence[int],
-        hosts: Sequence[str],
-        secret: bytes,
-        keepalive: float,
-        tls: TlsIdentity | None = None,
+        self, layout: HostLayout, members: Sequence[int], reach: Reach, secret: bytes, keepalive: float
     ) -> None:
         self.rank, self.size = layout.local_ranks[layout.local_rank], sum(map(len, layout.ranks))
         self.number = rank_in_job(members, self.rank)
         self._members, self._layout, self._secret, self._keepalive = members, layout, secret, keepalive
-        self._tls = tls
-        purpose = f"rank {self.number}: the address of this host (RINGCOMM_HOST_ADDRESS)"
-        first, *others = [f"{host}:0" for host in hosts]
-        gate = TcpGate(first, purpose, secret_of(secret, self.rank), None, *others, tls=tls)
+        purpose = f"rank {self.number}: the address of this host ({reach.setting})"
+        gate = open_gate(reach, purpose, secret_of(secret, self.rank), None, self.number, len(layout.local_ranks))
         self.server = PeerServer(gate, self._receive, self.number)
-        self.own = gate.addresses
+        self.own, self._sources, self._tls = reach.addresses(gate.addresses), reach.sources, reach.tls
         self.addresses: list[list[str]] = []
         self.connected: dict[int, MessageSocket] = {}
         self.flows: list[tuple[int, MessageSocket]] = []
@@ -109,10 +104,9 @@ class Mesh:
     def add_flow(self, rank: int, flow: int) -> None:
         """Begin to make a flow to a lower rank, to which this one is connected."""
         address = self.addresses[rank][flow % len(self.addresses[rank])]
-        source, _ = split_address(self.own[flow % len(self.own)])
         expires = time.monotonic() + HANDSHAKE_TIMEOUT
         try:
-            peer = begin_to_connect(address, self._keepalive, source)
+            peer = begin_to_connect(address, self._keepalive, self._source(flow))
         except OSError as error:
             self._warn(rank, flow, error)
         else:
@@ -134,6 +128,16 @@ class Mesh:
         """Say why this rank is not connected to another one."""
         error = self.failures.get(rank)
         return f"at {self.addresses[rank][0]}: {(error.strerror or error) if error else 'no answer'}"
+
+    def know(self, addresses: Sequence[str]) -> None:
+        """Take the addresses of all ranks, of each with commas between them, as those name them."""
+        self.addresses = [
+            [scoped_as(address, partial(self._source, i)) for i, address in enumerate(each.split(","))]
+            for each in addresses
+        ]
+
+    def _source(self, flow: int) -> str:
+        return self._sources[flow % len(self._sources)]
 
     def serve(self, timeout: float = math.inf) -> None:
         """Wait up to `timeout` seconds for what other ranks send, and handle it.

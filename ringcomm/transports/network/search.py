@@ -1,15 +1,16 @@
 """What to do about a rank that cannot be reached: it may be slow, have closed, or be lost.
 
-Nothing listens at the address of a rank that has closed its last communicator, nor of one that has died. The others of
-its host know which: they are asked in turn, until one answers. If nothing listens there at all, the whole host has
-closed. A host that answers nobody is lost in time.
+Nothing listens at the address of a rank that has closed its last communicator, nor of one that has died; or a server
+with another secret does, since RINGCOMM_PORT_RANGE leaves few ports. The others of its host know which: they are asked
+in turn, until one answers. If none of them listens any more, the whole host has closed. A host that answers nobody is
+lost in time.
 """
 
 import math
 import time
 from collections.abc import Sequence
 
-from ringcomm.bootstrap.wire.handshake import HANDSHAKE_TIMEOUT
+from ringcomm.bootstrap.wire.handshake import HANDSHAKE_TIMEOUT, WrongSecret
 
 __all__ = ["LEFT", "RUNS", "SLICE", "Search"]
 
@@ -46,7 +47,7 @@ class Search:
             self._answered = now
         if now >= self._answered + self._patience:
             return LOST
-        self._refused &= isinstance(error, ConnectionRefusedError)
+        self._refused &= isinstance(error, ConnectionRefusedError | WrongSecret)
         if self._targets:
             self.due = now
         elif self._refused and self._others:

@@ -12,11 +12,12 @@ from contextlib import ExitStack
 from typing import Any
 
 from ringcomm.algorithms.select import AlgorithmSelector
-from ringcomm.bootstrap.start_errors import missing_connections, rank_in_job
+from ringcomm.bootstrap.start_errors import FIREWALL, missing_connections
 from ringcomm.bootstrap.store import Store, all_gather_facts
+from ringcomm.bootstrap.wire.addresses import Reach
 from ringcomm.bootstrap.wire.handshake import MESSAGE_OF_HANDSHAKE
 from ringcomm.bootstrap.wire.keepalive import patience_with
-from ringcomm.bootstrap.wire.tls import TlsIdentity, take_over
+from ringcomm.bootstrap.wire.tls import take_over
 from ringcomm.errors import RingcommError
 from ringcomm.machine import descriptors
 from ringcomm.machine.threads import start_thread
@@ -36,45 +37,45 @@ HOW_BYTES = MESSAGE_OF_HANDSHAKE  # of a text that says how a rank has died: an 
 
 
 def connect_mesh(
-    layout: HostLayout,
-    store: Store,
-    hosts: Sequence[str],
-    secret: bytes,
-    keepalive: float,
-    timeout: float,
-    tls: TlsIdentity | None = None,
+    layout: HostLayout, store: Store, reach: Reach, secret: bytes, keepalive: float, timeout: float
 ) -> Mesh:
     """Return a mesh in which this rank is connected to its neighbors.
 
-    `hosts` are the addresses of this host, without a port, at which the others reach this rank; they may differ per
-    rank. Flows use all of them, other connections the first. All ranks know the `secret`. `keepalive`: see Config.
+    `reach`, which may differ per rank: flows use all addresses, other connections the first. All ranks know the
+    `secret`. `keepalive`: see Config.
 
     Raises CollectiveTimeout naming the neighbors that have not connected within `timeout` seconds, and what another
     rank has told the store.
     """
     deadline = time.monotonic() + timeout
     with ExitStack() as failed:
-        mesh = Mesh(layout, store.members, hosts, secret, keepalive, tls)
+        mesh = Mesh(layout, store.members, reach, secret, keepalive)
         failed.callback(mesh.close)
         rank, size, neighbors = mesh.rank, mesh.size, layout.neighbors()
         descriptors.provide_connections(mesh.number, len(neighbors))
         of_all = all_gather_facts(
             store, ADDRESSES, rank, size, ",".join(mesh.own), timeout, meanwhile=lambda: mesh.serve(0)
         )
-        mesh.addresses = [each.split(",") for each in of_all]
+        mesh.know(of_all)
         for peer in neighbors:
             if peer < rank:
                 mesh.connect_to(peer)
         while missing := [peer for peer in neighbors if peer not in mesh.connected]:
             left = deadline - time.monotonic()
             if left <= 0:
-                failed_at = [each for each in missing if each in mesh.failures]
-                reasons = [f"\nrank {rank_in_job(store.members, each)} {mesh.reason(each)}" for each in failed_at]
-                raise missing_connections(missing, rank, size, timeout, store.members, "".join(reasons))
+                raise missing_connections(missing, rank, size, timeout, store.members, _reasons(mesh, missing))
             store.check()
             mesh.serve(min(SLICE, left))
         failed.pop_all()
     return mesh
+
+
+def _reasons(mesh: Mesh, missing: Sequence[int]) -> str:
+    """Say why these ranks are not connected, as far as this one knows: the lower rank of two listens."""
+    lines = [f"rank {mesh.number_of(each)} {mesh.reason(each)}" for each in missing if each < mesh.rank]
+    if any(each > mesh.rank for each in missing):
+        lines.append(f"rank {mesh.number} listens at {', '.join(mesh.own)}")
+    return "".join(f"\n{line}" for line in [*lines, f"{FIREWALL} (RINGCOMM_PORT_RANGE keeps ports in a range)"])
 
 
 class SocketNetwork(Network):

@@ -15,8 +15,7 @@ from ringcomm.bootstrap.place import Place, master_address
 from ringcomm.bootstrap.session import ALL, FIRST
 from ringcomm.bootstrap.start_errors import rank_in_job
 from ringcomm.bootstrap.store import Store, all_gather_facts, ranks_of_host
-from ringcomm.bootstrap.wire.tcp import local_address, loopback, unreachable
-from ringcomm.bootstrap.wire.tls import find_identity
+from ringcomm.bootstrap.wire.addresses import Reach, local_address, loopback, reach_of, unreachable
 from ringcomm.config import Config
 from ringcomm.transports import shm
 from ringcomm.transports.contract import Transport
@@ -40,8 +39,8 @@ def serves(place: Place) -> bool:
 
 def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
     here = ranks_of_host(store, rank, size, config.host_id, config.start_limit)
-    addresses = _addresses(store, config) if len(here) < size else []
-    mine = _facts_of_host(rank, here, addresses, config)
+    reach = _reach(store, config) if len(here) < size else Reach((), ())
+    mine = _facts_of_host(rank, here, reach.bound, config)
     facts = all_gather_facts(store, FACTS, rank, size, mine, config.start_limit, reads=ALL if mine else FIRST)
     if mine:
         config = JobFacts(rank, facts_by_rank(facts), config, store.members).config
@@ -50,7 +49,7 @@ def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
         return local
     with ExitStack() as failed:
         failed.callback(local.close)  # others of this host may wait for this rank there
-        transport = _connect_hosts(rank, size, SharingStore(store, size, local, here), config, addresses, local, facts)
+        transport = _connect_hosts(rank, size, SharingStore(store, size, local, here), config, reach, local, facts)
         failed.pop_all()
     return transport
 
@@ -60,7 +59,7 @@ def _connect_hosts(
     size: int,
     store: SharingStore,
     config: Config,
-    addresses: Sequence[str],
+    reach: Reach,
     local: ShmTransport,
     facts: Sequence[Facts],
 ) -> Transport:
@@ -71,9 +70,9 @@ def _connect_hosts(
     # Where hosts have several ranks, those of another one may wait for one of theirs until their deadline, and name it.
     longer = REPORT_TIMEOUT if len(layout.ranks) < size else 0.0
     patient = replace(config, start_timeout=config.start_limit + longer)
-    address = next((each for each in addresses if loopback(each)), addresses[0])
+    address = next((each for each in reach.hosts if loopback(each)), reach.hosts[0])
     found = loopback(address) if job.machines > 1 else ""
-    handle = connect_ucx(rank, size, store, patient, "" if found else address)
+    handle = connect_ucx(rank, size, store, patient, "" if found else reach.bound[0])
     name = "sockets" if handle is None else "ucx"
     # The survivors use the same link.
     survivors = Survivors(store.place, replace(config, link=name), connect) if store.place else None
@@ -82,18 +81,15 @@ def _connect_hosts(
     if found:
         raise unreachable(rank_in_job(store.members, rank), address, found)
     secret = ranks[0]["secret"].encode()
-    tls = find_identity(config.tls)
-    mesh = connect_mesh(layout, store, addresses, secret, config.keepalive, patient.start_limit, tls)
+    mesh = connect_mesh(layout, store, reach, secret, config.keepalive, patient.start_limit)
     network = SocketNetwork(mesh, ranks[0]["name"], config.keepalive, job.flows, job.selector(name), survivors)
     return job.make_transport(network, local)
 
 
-def _addresses(store: Store, config: Config) -> list[str]:
-    """Return the addresses of this host: as set, else that of the interface to the store, else its name."""
-    if config.host_address:
-        return config.host_address.split(",")
+def _reach(store: Store, config: Config) -> Reach:
+    """Return where this rank listens: as set, else at the address of the interface to the store, else of the host."""
     server = store.server or master_address()
-    return [local_address(server) if server else os.uname().nodename]
+    return reach_of(config, lambda: local_address(server) if server else os.uname().nodename)
 
 
 def _facts_of_host(rank: int, here: Sequence[int], addresses: Sequence[str], config: Config) -> Facts | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ringcomm.bootstrap.start_errors import format_ranks, missing_connections, rank_in_job
 from ringcomm.bootstrap.store import Store, all_gather_facts
+from ringcomm.bootstrap.wire.addresses import listen
 from ringcomm.config import Config
 from ringcomm.errors import ArgumentError, RingcommError
 from ringcomm.machine.interfaces import interface_of
@@ -19,6 +20,7 @@ DEVICES = Path("/sys/class/infiniband")
 RDMA = ("rc_", "dc_", "ud_", "srd")  # how the names of its transports begin
 CHOICES, ADDRESSES = "ucx/choice", "ucx/address"  # in the store
 SLICE = 0.05  # seconds between looks at the store
+LOCAL = "127.0.0.1"
 
 
 class Ucx:
@@ -31,9 +33,9 @@ class Ucx:
         transports: What it may use between hosts and inside one, with the devices: "rc_mlx5/mlx5_0:1", "tcp/eth0".
     """
 
-    def __init__(self, library: str, devices: str, keepalive: float) -> None:
+    def __init__(self, library: str, devices: str, ports: str, keepalive: float) -> None:
         slot = ffi.new("rc_ucx **")
-        check(lib.rc_ucx_open(library.encode(), devices.encode(), keepalive, slot))
+        check(lib.rc_ucx_open(library.encode(), devices.encode(), ports.encode(), keepalive, slot))
         self.handle = ffi.gc(slot[0], lib.rc_ucx_free)
         found = [ffi.new("char const **") for _ in range(3)]
         check(lib.rc_ucx_describe(self.handle, *found))
@@ -55,14 +57,16 @@ def open_ucx(config: Config, address: str = "") -> Ucx:
 
     Without RDMA, UCX uses the interface that has this address; the variable UCX_NET_DEVICES comes first.
 
-    Raises RingcommError with the reasons if there is none.
+    Raises RingcommError with the reasons if there is none, and ArgumentError if no port is free that it may take.
     """
-    reasons = []
+    reasons, ports = [], config.port_range or ""
+    if config.ports:  # where none is free, UCX tries for ever
+        listen(address or LOCAL, config.ports, "UCX").close()
     for library in [config.ucx] if config.ucx else [SYSTEM, *_of_wheel()]:
         try:
-            found = Ucx(library, "", config.keepalive)
-            interface = "" if found.has_rdma else interface_of(address)
-            return Ucx(library, interface, config.keepalive) if interface else found
+            if has_rdma_devices() and (found := Ucx(library, "", ports, config.keepalive)).has_rdma:
+                return found
+            return Ucx(library, interface_of(address), ports, config.keepalive)
         except ArgumentError as error:  # it is not there, or too old
             reasons.append(str(error))
         except RingcommError as error:  # it is there, but uses nothing of this host

@@ -3,8 +3,8 @@
 import re
 
 import numpy as np
+import pytest
 
-import harness
 from harness.failures import check_usable, raised
 from ringcomm import ArgumentError
 from ringcomm.bench.machine import gpus
@@ -119,7 +119,7 @@ if not gpus():
     }
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_a_call_is_refused_with_what_was_expected_and_given_and_leaves_the_ranks_in_step(comm):
     """Rank 1 makes calls that are refused; the others do not notice."""
     for name, (call, words) in CALLS.items():
@@ -130,7 +130,7 @@ def test_a_call_is_refused_with_what_was_expected_and_given_and_leaves_the_ranks
     check_usable(comm)
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_a_refused_call_queues_nothing(comm):
     if comm.rank == 1:
         x = zeros(5)
@@ -145,7 +145,7 @@ def test_a_refused_call_queues_nothing(comm):
     check_usable(comm)
 
 
-@harness.on(1)
+@pytest.mark.ranks(1)
 def test_a_single_rank_refuses_the_same_calls(comm):
     x = zeros(4)
     raised(ArgumentError, lambda: comm.all_reduce(x[:3], out=x[1:]))
@@ -187,7 +187,7 @@ NO_NUMBERS = {
 }
 
 
-@harness.on(3, world="threads")
+@pytest.mark.ranks(3, world="threads")
 def test_an_argument_of_the_wrong_type_is_refused_by_name(comm):
     for name, calls in NO_NUMBERS.items():
         for call in calls if comm.rank == 1 else ():
@@ -196,7 +196,7 @@ def test_an_argument_of_the_wrong_type_is_refused_by_name(comm):
     check_usable(comm)
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_refusal_names_its_rank(comm):
     errors = [
         raised(ArgumentError, lambda: comm.broadcast(zeros(1), root=7)),
@@ -208,7 +208,7 @@ def test_a_refusal_names_its_rank(comm):
     assert errors[-1].collective == "scatter"
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_shape_may_be_any_sequence_of_integers(comm):
     for shape, expected in (
         (np.array([2, 3]), (2, 3)),
@@ -219,7 +219,7 @@ def test_a_shape_may_be_any_sequence_of_integers(comm):
         assert comm.empty(shape, F4).shape == expected
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_report_of_more_calls_than_recorded_has_all_recorded_calls(comm):
     comm.barrier()
     for _ in range(1100):

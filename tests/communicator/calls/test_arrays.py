@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-import harness
 from cases.collectives import Exporter
 from cases.reference import COMBINATIONS, assert_same, filled, numpy_dtype, reduced
 from ringcomm.types import DTYPES
@@ -62,7 +61,7 @@ def content(x):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_a_kind_of_array_goes_through_every_collective(comm, kind):
     make, names, new = KINDS[kind]
     for name in names:
@@ -107,7 +106,7 @@ def test_a_kind_of_array_goes_through_every_collective(comm, kind):
                 expect(result, total, type(x))
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_ranks_may_pass_different_kinds_of_arrays(comm):
     inputs = [filled(rank, 5, "float32") for rank in range(3)]
     x = [tensor, lambda x: x, lambda x: array.array("f", x.tobytes())][comm.rank](inputs[comm.rank])
@@ -119,7 +118,7 @@ def test_ranks_may_pass_different_kinds_of_arrays(comm):
     assert_same(values(out), reduced(inputs, "sum"))
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_tensors_that_require_a_gradient_are_raw_memory(comm):
     x = torch.full((3,), comm.rank + 1.0, requires_grad=True)
     (x * x).sum().backward()
@@ -130,7 +129,7 @@ def test_tensors_that_require_a_gradient_are_raw_memory(comm):
     assert not comm.all_gather(x).requires_grad
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_gathered_array_has_the_rank_as_a_new_first_axis(comm):
     for shape in [(), (0,), (1,), (2, 3), (3, 0, 2)]:
         for make in (np.ones, torch.ones):
@@ -140,7 +139,7 @@ def test_a_gathered_array_has_the_rank_as_a_new_first_axis(comm):
     assert_same(comm.all_gather(b"abcd")[0], np.frombuffer(b"abcd", np.uint8))
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_the_root_of_a_broadcast_may_have_a_read_only_array(comm):
     x = memoryview(b"constant") if comm.rank == 1 else bytearray(8)
     assert comm.broadcast(x, root=1) is x

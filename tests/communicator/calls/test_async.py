@@ -19,7 +19,7 @@ from ringcomm import Aborted, ArgumentError, CollectiveTimeout, MismatchError
 LARGE = 1_000_003
 
 
-@harness.on(1, 2, 4)
+@pytest.mark.ranks(1, 2, 4)
 def test_queued_calls_run_in_order_and_before_a_blocking_one(comm):
     for length in (3, LARGE):
         x = np.ones(length, np.int32)
@@ -33,7 +33,7 @@ def test_queued_calls_run_in_order_and_before_a_blocking_one(comm):
         assert moved.wait() is moved.result is works[0].wait() is works[0].result is x
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_works_that_several_threads_wait_for_run_in_order(comm):
     """Whichever thread runs a queued call, all run in order: alternating calls would not match otherwise."""
     x, order = np.zeros(8, np.int64), np.random.default_rng(comm.rank).permutation(60)
@@ -64,7 +64,7 @@ def test_a_callback_may_be_added_after_close():
     ringcomm.launch(call, 2, world="threads")
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_several_threads_may_wait_for_one_work(comm):
     x = np.ones(4)
     work = comm.all_reduce(x, async_op=True)
@@ -74,7 +74,7 @@ def test_several_threads_may_wait_for_one_work(comm):
 
 
 @pytest.mark.parametrize("later", [{}, {"timeout": harness.OPERATION}], ids=["plain", "general"])
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_an_abandoned_work_completes_and_then_releases_its_memory(comm, later):
     """With the start of any later call: one on the general path, too, as barriers are once GPUs are connected."""
     arrays = []
@@ -94,7 +94,7 @@ def test_an_abandoned_work_completes_and_then_releases_its_memory(comm, later):
 
 
 @pytest.mark.parametrize("options", [{}, {"timeout": harness.OPERATION}], ids=["plain", "general"])
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_close_releases_the_memory_of_abandoned_works(comm, options):
     group = comm.split(0)
     x, out = np.zeros(5000), np.zeros(5000)
@@ -110,7 +110,7 @@ def test_close_releases_the_memory_of_abandoned_works(comm, options):
     assert not any(array() is not None for array in arrays)
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_mismatch_is_raised_by_wait_and_the_queue_continues(comm):
     x = np.ones(4 + comm.rank)
     wrong, right = comm.all_reduce(x, async_op=True), comm.all_gather(np.array(comm.rank), async_op=True)
@@ -128,7 +128,7 @@ def test_a_mismatch_is_raised_by_wait_and_the_queue_continues(comm):
 
 
 @pytest.mark.slow
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_the_clock_of_a_queued_call_starts_at_the_head_of_the_queue(comm):
     alone = comm.split(comm.rank)
     x = np.ones(3)
@@ -169,7 +169,7 @@ def stopped(step, call):
 
 
 @pytest.mark.parametrize("options", [{}, {"timeout": harness.OPERATION}], ids=["plain", "general"])
-@harness.on(1)
+@pytest.mark.ranks(1)
 def test_a_start_that_a_signal_ends_loses_no_memory(comm, options):
     """If a start is interrupted, either its memory is kept, or the receive was not posted."""
     kept = []
@@ -196,7 +196,7 @@ STARTS = {
 
 
 @pytest.mark.parametrize("name", STARTS)
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_wait_that_a_signal_ends_leaves_no_memory_to_a_running_call(comm, name):
     """Rank 1 does nothing. After an interrupted wait the call has ended, or its memory is kept."""
     seen = set()
@@ -226,7 +226,7 @@ def test_a_wait_that_a_signal_ends_leaves_no_memory_to_a_running_call(comm, name
     assert comm.rank or seen == {(True, False), (True, True), (False, True)}
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_callback_runs_whether_the_call_succeeds_or_fails(comm):
     done, ended = [], threading.Semaphore(0)
 
@@ -277,7 +277,7 @@ def test_a_callback_may_wait_for_the_next_one():
         assert ended.wait(harness.OPERATION / 2)
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_close_ends_a_pending_call(comm):
     group = comm.split(0)
     if comm.rank == 0:

@@ -70,7 +70,7 @@ def test_the_shortest_and_longest_arrays_alternate(collective, world):
     harness.run(check, 3, cases, Config().segment_bytes // 4, world=world)
 
 
-@harness.on(1, 3)
+@pytest.mark.ranks(1, 3)
 def test_an_array_without_axes_is_one_element(comm):
     x = np.array(comm.rank + 1.0)
     assert comm.all_reduce(x) is x
@@ -83,7 +83,7 @@ def test_an_array_without_axes_is_one_element(comm):
     comm.barrier()
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_an_output_on_a_rank_without_a_result_is_ignored(comm):
     junk = np.zeros(1, np.int8)
     root = comm.rank == 0
@@ -94,7 +94,7 @@ def test_an_output_on_a_rank_without_a_result_is_ignored(comm):
     assert not junk.any()
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_concurrent_calls_of_the_threads_of_a_rank_are_serialized(comm):
     def call(_):
         for turn in range(25):

@@ -139,7 +139,7 @@ def test_so_does_a_plain_call_in_the_background(make):
     harness.run(partial(plain_calls, make=make, background=True), 2)
 
 
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_tensors_of_every_dtype_are_plain(comm):
     comm.broadcast(torch.zeros(1))  # from here on PyTorch's types are known
     for dtype in (getattr(torch, name) for name in DTYPES):
@@ -162,7 +162,7 @@ def same(x, y):
     return torch.equal(x.view(-1).view(torch.uint8), y.view(-1).view(torch.uint8))
 
 
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_arrays_of_every_dtype_are_plain(comm):
     for name in DTYPES:
         for shape in ((), (0,), (3,), (1, 2, 3)):
@@ -174,7 +174,7 @@ def test_arrays_of_every_dtype_are_plain(comm):
             assert (paths.fast_path, paths.general) == (["broadcast", "all_gather"], [])
 
 
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_a_call_on_the_fast_path_keeps_no_reference(comm):
     x, y, t, u = zeros(2, 3), zeros(2, 3), torch.zeros(2, 3), torch.zeros(2, 3)
     right = (
@@ -237,7 +237,7 @@ UNUSUAL = {
 }
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_call_that_is_not_plain_takes_the_general_path(comm):
     for name, call in UNUSUAL.items():
         x = np.arange(4, dtype=F4) + comm.rank
@@ -260,7 +260,7 @@ def error_of(call, comm):
     raise AssertionError("the call worked")
 
 
-@harness.on(3, world="threads")
+@pytest.mark.ranks(3, world="threads")
 def test_every_refusal_is_the_same_on_both_paths(comm):
     """Rank 1 makes wrong calls, each on both paths; the others do not notice."""
     calls = [call for call, _ in CALLS.values()]

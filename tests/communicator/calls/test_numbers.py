@@ -45,7 +45,7 @@ def test_large_arrays_are_summed_in_rank_order_too(size):
     assert all(result == results[0] for result in results)
 
 
-@harness.on(2, 3)
+@pytest.mark.ranks(2, 3)
 def test_every_byte_but_0_is_true(comm):
     """Every byte but 0 is true, as in NumPy: an array that C code has filled may hold others than 1."""
     values = np.array([0, 1, 2, 3, 128, 255], np.uint8)
@@ -82,7 +82,7 @@ def test_a_sum_in_rank_order_differs_from_other_orders():
     assert (reduced(inputs, "sum") != reduced(inputs[::-1], "sum")).any()
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_unsupported_combinations_are_refused(comm):
     for name, op in REFUSED:
         x = filled(comm.rank, 4 * comm.size, name)

@@ -45,7 +45,7 @@ def test_objects_arrive_as_they_were_sent(size, world):
     harness.run(objects, size, world=world)
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_the_general_path_makes_the_same_calls(comm):
     """The general path of some ranks beside the fast path of the others."""
     for general in range(comm.size):
@@ -155,7 +155,7 @@ def test_pickling_that_ends_a_program_leaves_the_ranks_in_step(world):
     harness.run(ended_on_one, 3, world=world)
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_codec_that_returns_no_bytes_is_an_error_on_all(comm):
     codec = objects_of.Codec(lambda obj: "text" if comm.rank else pickle.dumps(obj), None, pickle.loads)
     with pytest.raises(RingcommError, match="rank 1 could not pickle its object"):
@@ -169,7 +169,7 @@ FROZEN.flags.writeable = False
 
 
 @pytest.mark.parametrize("general", [False, True])
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_large_arrays_in_an_object_arrive_writable_and_owned(comm, general):
     """The arrays of all kinds, at any place of the object, arrive as pickle says: writable if they were, and owned."""
     with on_path(comm, general):
@@ -206,7 +206,7 @@ def test_large_arrays_in_an_object_arrive_writable_and_owned(comm, general):
         assert all(each.flags.aligned for each in (found["at the edge"][0], nested, found["read-only"]))
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_an_object_that_cannot_be_pickled_beside_a_large_array_is_an_error_on_all(comm):
     x = np.zeros(LARGE)
     for error, obj in ((TypeError, threading.Lock()), (KeyboardInterrupt, Ends(KeyboardInterrupt()))):
@@ -228,7 +228,7 @@ class Shortening:
         return (int, ())
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_list_that_pickling_shortens_is_an_error_on_all(comm):
     objs = list(range(comm.size))
     if comm.rank == 0:
@@ -247,7 +247,7 @@ def refuse_to_load():
     raise ValueError("cannot be loaded")
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_an_object_that_cannot_be_loaded_leaves_the_ranks_in_step(comm):
     obj = Unloadable() if comm.rank == 0 else bytes(10_000)
     with pytest.raises(ValueError, match="cannot be loaded"):
@@ -255,7 +255,7 @@ def test_an_object_that_cannot_be_loaded_leaves_the_ranks_in_step(comm):
     assert comm.gather_object(comm.rank, root=1) == ([0, 1] if comm.rank == 1 else None)
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_a_gather_of_objects_waits_for_no_root(comm):
     """With objects that fit a record the others return before the root begins."""
     with comm.split(0) as others_done:
@@ -266,7 +266,7 @@ def test_a_gather_of_objects_waits_for_no_root(comm):
             assert comm.gather_object(comm.rank) == list(range(comm.size))
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_long_object_of_a_gather_is_no_message_of_the_program(comm):
     """A receive of any message, which is open meanwhile, gets none of a gather."""
     if comm.rank == 0:

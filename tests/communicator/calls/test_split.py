@@ -32,7 +32,7 @@ SPLITS = {
 
 
 @pytest.mark.parametrize("name", SPLITS)
-@harness.on(4)
+@pytest.mark.ranks(4)
 def test_split_forms_groups_by_color_and_key(comm, name):
     choose, groups = SPLITS[name]
     group = comm.split(*choose(comm.rank))
@@ -54,7 +54,7 @@ def test_split_forms_groups_by_color_and_key(comm, name):
     comm.barrier()
 
 
-@harness.on(4, 7, world="threads")
+@pytest.mark.ranks(4, 7, world="threads")
 def test_groups_are_split_again_and_outlive_their_parents(comm):
     """Halves of halves, down to single ranks, each used after its parent is closed."""
     group, members = comm.split(0), list(range(comm.size))
@@ -71,7 +71,7 @@ def test_groups_are_split_again_and_outlive_their_parents(comm):
         smaller.close() or smaller.barrier()
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_each_thread_may_have_a_group_of_its_own(comm):
     groups = [comm.split(0) for _ in range(4)]
 
@@ -94,7 +94,7 @@ def is_back_to(before):
     return all(left <= was for left, was in zip(footprint(), before, strict=True))
 
 
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_many_splits_leave_no_memory_descriptor_or_thread(comm):
     def use():
         group = comm.split(0, key=-comm.rank)
@@ -129,7 +129,7 @@ class FailingToOpen:
 
 
 @pytest.mark.parametrize("step", ["reserve", "open"])
-@harness.on(3, world="processes")
+@pytest.mark.ranks(3, world="processes")
 def test_a_split_that_fails_on_one_rank_fails_on_all(comm, step):
     """Rank 1 fails with another error than RingcommError: all ranks raise, none waits."""
     patch = {
@@ -161,7 +161,7 @@ def test_an_interrupt_of_one_rank_in_split_ends_it_on_all():
     assert harness.run(interrupted, 3) == ["rank 1: KeyboardInterrupt", "", "rank 1: KeyboardInterrupt"]
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_fact_that_is_too_long_to_exchange_is_refused(comm):
     if comm.rank == 1:
         with pytest.raises(

@@ -4,8 +4,8 @@ import gc
 import weakref
 
 import numpy as np
+import pytest
 
-import harness
 from harness.failures import raised, until
 from ringcomm.native import StartedCall
 
@@ -14,7 +14,7 @@ class Work(StartedCall):
     """A subclass in Python, whose objects can be referred to weakly."""
 
 
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_a_started_call_returns_what_the_blocking_call_returns(comm):
     """A call that is given as async_op is started, once, and returns what the blocking call would have returned."""
     fast, peer = comm.fast_path, 1 - comm.rank
@@ -35,7 +35,7 @@ def test_a_started_call_returns_what_the_blocking_call_returns(comm):
     assert (out == peer + 1).all()
 
 
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_a_dropped_call_keeps_its_arrays_until_it_is_done(comm):
     """A receive that only itself refers to is collected; its array lives as long as it runs."""
     fast, peer = comm.fast_path, 1 - comm.rank
@@ -63,7 +63,7 @@ def test_a_dropped_call_keeps_its_arrays_until_it_is_done(comm):
     until(released, "the array")
 
 
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_the_garbage_collector_sees_the_arrays_of_a_call(comm):
     """The garbage collector follows a call to its arrays once it is done: those of PyTorch may refer to the call."""
     fast, peer = comm.fast_path, 1 - comm.rank

@@ -15,7 +15,7 @@ CALLS = 100
 
 
 @pytest.mark.parametrize("cores", [CORES, {min(CORES)}], ids=["all", "one"])
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_a_rank_keeps_the_affinity_mask_that_the_user_gave_it(comm, cores):
     os.sched_setaffinity(0, cores)
     x = np.ones(4, np.float32)
@@ -30,7 +30,7 @@ def test_a_rank_keeps_the_affinity_mask_that_the_user_gave_it(comm, cores):
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_ranks_do_not_sleep_in_turn_after_a_disturbance(comm):
     x = np.ones(4, np.float32)
     fewest = CALLS

@@ -64,7 +64,7 @@ def test_abort_ends_every_wait_with_its_reason(name, world):
     assert max(times) - min(times) < PROMPT
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_nul_does_not_cut_a_reason(comm):
     group = comm.split(0)
     if comm.rank == 0:
@@ -75,7 +75,7 @@ def test_a_nul_does_not_cut_a_reason(comm):
 
 
 @pytest.mark.parametrize("character", ["x", "ü", "雪"])
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_long_reason_is_cut_between_characters(comm, character):
     reason = character * 10_000
     group = comm.split(0)
@@ -106,7 +106,7 @@ def test_the_first_abort_reason_is_kept(world):
     assert all(reasons == first for reasons in others)
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_abort_ends_queued_calls_in_order(comm):
     """Rank 0 aborts while large calls move data: they end, and no rank writes after that."""
     group = comm.split(0)
@@ -153,7 +153,7 @@ class UnprintableError(Exception):
     ],
     ids=lambda value: type(value).__name__,
 )
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_an_exception_that_leaves_the_block_aborts_the_other_ranks(comm, error, text):
     group = comm.split(0)
     if comm.rank == 1:
@@ -166,7 +166,7 @@ def test_an_exception_that_leaves_the_block_aborts_the_other_ranks(comm, error, 
     check_usable(comm)
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_a_group_failure_that_leaves_the_block_stays_the_first_reason(comm):
     """An error that the group itself raised stays the first reason."""
     group = comm.split(0)
@@ -231,7 +231,7 @@ def test_a_signal_ends_a_wait_and_the_others_are_aborted(name, number):
     assert max(times) - min(times) < PROMPT
 
 
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_nothing_is_written_after_a_wait_that_a_signal_has_ended(comm):
     """A signal arrives while a queued call moves data."""
     group = comm.split(0)
@@ -253,7 +253,7 @@ def test_nothing_is_written_after_a_wait_that_a_signal_has_ended(comm):
 
 
 @pytest.mark.parametrize("name", ["barrier", "recv", "queued all_reduce"])
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_a_handled_signal_changes_nothing(comm, name):
     group = comm.split(0)
     pids = comm.all_gather(np.array(os.getpid()))
@@ -277,7 +277,7 @@ def test_a_handled_signal_changes_nothing(comm, name):
 
 
 @pytest.mark.parametrize("name", WAITS)
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_close_wakes_the_waiters_of_its_rank(comm, name):
     """Two threads of rank 1 wait, a third closes."""
     group = comm.split(0)
@@ -307,7 +307,7 @@ def test_close_wakes_the_waiters_of_its_rank(comm, name):
     check_usable(comm)
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_a_closed_communicator_refuses_every_call(comm):
     group = comm.split(0)
     x = np.ones(2)
@@ -339,7 +339,7 @@ def test_a_closed_communicator_refuses_every_call(comm):
     check_usable(comm)
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_a_communicator_that_is_collected_is_closed(comm):
     """A communicator without references closes itself, even with pending works; completed results stay."""
     group = comm.split(0)
@@ -357,7 +357,7 @@ def test_a_communicator_that_is_collected_is_closed(comm):
     check_usable(comm)
 
 
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_leaving_the_block_always_closes_the_communicator(comm):
     group = comm.split(0)
     group.abort = lambda _: signal.raise_signal(signal.SIGINT)

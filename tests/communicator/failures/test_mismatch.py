@@ -171,7 +171,7 @@ def test_a_queued_mismatch_is_raised_by_every_wait(name, world):
 
 
 @pytest.mark.parametrize("how", [{}, {"timeout": 60.0}], ids=["fast", "slow"])
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_check_raises_the_error_of_a_dropped_work(comm, how):
     """Also where the work was dropped before its end; but not where a wait has raised it. No later call raises it."""
 
@@ -210,7 +210,7 @@ def test_grow_logs_the_error_of_a_dropped_work(monkeypatch, caplog):
     assert "rank 0 sends 1 elements to itself, but expects 2" in caplog.text
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_check_raises_the_error_of_a_dropped_receive(comm):
     if comm.rank == 0:
         comm.send(np.ones(4), 1)
@@ -223,7 +223,7 @@ def test_check_raises_the_error_of_a_dropped_receive(comm):
     check_usable(comm)
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_call_of_several_parts_does_not_raise_the_error_of_a_dropped_work(comm):
     """Rank 0 has seen the error in its wait, and would go on with the parts without rank 1."""
     work = comm.all_reduce(np.ones(SMALL + comm.rank), async_op=True)
@@ -237,7 +237,7 @@ def test_a_call_of_several_parts_does_not_raise_the_error_of_a_dropped_work(comm
     raised(MismatchError, comm.check) if comm.rank else comm.check()
 
 
-@harness.on(4)
+@pytest.mark.ranks(4)
 def test_a_mismatch_in_a_group_does_not_affect_others(comm):
     with comm.split(comm.rank % 2, key=-comm.rank) as group:
         for _ in range(2):
@@ -249,7 +249,7 @@ def test_a_mismatch_in_a_group_does_not_affect_others(comm):
     check_usable(comm)
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_split_does_not_raise_the_mismatch_of_a_call_before_it(comm):
     """The root has returned: the split, of several parts, succeeds on all ranks, and the next call raises it."""
     with suppress(MismatchError):
@@ -263,7 +263,7 @@ def test_a_split_does_not_raise_the_mismatch_of_a_call_before_it(comm):
     check_usable(comm)
 
 
-@harness.on(4)
+@pytest.mark.ranks(4)
 def test_four_ranks_may_make_four_different_calls(comm):
     calls = [
         comm.barrier,
@@ -279,7 +279,7 @@ def test_four_ranks_may_make_four_different_calls(comm):
     check_usable(comm)
 
 
-@harness.on(32, world="threads")
+@pytest.mark.ranks(32, world="threads")
 def test_a_mismatch_names_many_ranks_as_ranges(comm):
     error = raised(MismatchError, comm.barrier if comm.rank == 17 else lambda: comm.all_reduce(np.zeros(1000)))
     assert "rank 17: barrier()" in str(error)
@@ -322,7 +322,7 @@ def test_a_pair_that_disagrees_in_all_to_all_is_named_on_every_rank(row, world):
 
 
 @pytest.mark.parametrize("n", [SMALL, LARGE])
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_a_mismatch_leaves_symmetric_buffers_untouched(comm, n):
     x = comm.empty(n, np.float32)
     x[:] = comm.rank
@@ -342,7 +342,7 @@ def test_a_mismatch_leaves_symmetric_buffers_untouched(comm, n):
     comm.barrier()
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_groups_buffers_and_objects_mismatch_under_their_own_names(comm):
     shapes = [(4,), (2, 2), (4,)]
     error = raised(MismatchError, lambda: comm.empty(shapes[comm.rank], "int8"))
@@ -365,7 +365,7 @@ def test_groups_buffers_and_objects_mismatch_under_their_own_names(comm):
     [(4, 5, "float32"), (4, 0, "float32"), (0, 4, "float32"), (4, 4, "int32"), (LARGE, 4, "float32"),
      (4, LARGE, "float32"), (LARGE, LARGE, "uint32"), (LARGE, LARGE - 1, "float32")],
 )  # fmt: skip
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_a_message_that_does_not_fit_its_receive_is_refused(comm, sent, expected, dtype):
     """Rank 1 sends another size or dtype than rank 0 expects. If the message waits, both raise; rank 2 does not."""
     eager = sent <= 256

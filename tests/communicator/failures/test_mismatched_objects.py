@@ -53,7 +53,7 @@ def test_a_mismatch_of_an_object_in_parts_leaves_the_ranks_in_step(size, exchang
 
 
 @pytest.mark.parametrize("general", [False, True])
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_mismatch_of_a_gather_leaves_no_long_object_behind(comm, general):
     """The rank whose object does not fit a record sends it only to a root that gathers."""
     with on_path(comm, general):

@@ -52,7 +52,7 @@ def call_until_one_dies(comm, name, n, victim, delay):
 def check_death(name, n, size, victim, delay, settings=()):
     answers, ends = {}, {}
     with harness.world(size, settings=settings) as pool:
-        pid = pool.workers[victim].pid
+        pid = pool.processes[victim].pid
         for rank, answer, when in outcomes(pool, call_until_one_dies, name, n, victim, delay):
             answers[rank], ends[rank] = answer, when
     death = answers.pop(victim)
@@ -73,7 +73,7 @@ def replace_one(comm):
 
 def test_a_rank_that_runs_another_program_is_lost():
     with harness.world(3) as pool:
-        pid, start = pool.workers[1].pid, time.monotonic()
+        pid, start = pool.processes[1].pid, time.monotonic()
         found = {rank: (answer, when) for rank, answer, when in outcomes(pool, replace_one)}
     gone, _ = found.pop(1)
     assert isinstance(gone, ConnectionError)
@@ -209,7 +209,7 @@ def test_a_rank_that_closes_is_lost_to_the_ranks_that_need_it(call, n, world):
     harness.run(close_early, 2 if call == "sendrecv" else 3, call, n, world=world)
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_a_receive_from_any_rank_needs_only_the_ranks_that_are_left(comm):
     """A receive from any rank fails only when all other ranks have closed."""
     group = comm.split(0)
@@ -232,7 +232,7 @@ def test_a_receive_from_any_rank_needs_only_the_ranks_that_are_left(comm):
 
 
 @pytest.mark.parametrize("n", [1, 300_001])
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_a_rank_may_close_once_its_part_of_a_call_is_done(comm, n):
     for name in [*CALLS] * 5:
         with comm.split(0, key=-comm.rank) as group:

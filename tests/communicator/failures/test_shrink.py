@@ -163,7 +163,7 @@ def test_the_survivors_say_who_was_left_out():
     assert found[3] == found[4] == []
 
 
-@harness.on(3, world="processes")
+@pytest.mark.ranks(3, world="processes")
 def test_ranks_that_wait_in_a_call_come_when_one_calls_shrink(comm):
     group = comm.split(0)
     if group.rank == 0:
@@ -299,7 +299,7 @@ def test_shared_memory_stays():
     assert found == {0: (0, 2), 2: (1, 2)}
 
 
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_what_was_shrunk_gives_its_memory_back(comm):
     x, sizes = np.ones(1 << 18), []
     group = comm.split(0)

@@ -100,7 +100,7 @@ def test_a_rank_that_a_one_way_call_does_not_wait_for_is_named_by_the_next(name,
     )
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_root_runs_ahead_of_the_others_for_a_while_only(comm):
     """The root of small broadcasts is at most some calls ahead of a rank that never comes."""
     group = comm.split(0)
@@ -113,7 +113,7 @@ def test_a_root_runs_ahead_of_the_others_for_a_while_only(comm):
     check_usable(comm)
 
 
-@harness.on(32, world="threads")
+@pytest.mark.ranks(32, world="threads")
 def test_the_report_of_a_timeout_has_room_for_many_ranks(comm):
     if comm.rank == 17:
         until_broken(comm)
@@ -122,7 +122,7 @@ def test_the_report_of_a_timeout_has_room_for_many_ranks(comm):
     assert lines_of(str(error)).keys() == set(range(comm.size))
 
 
-@harness.on(4)
+@pytest.mark.ranks(4)
 def test_all_ranks_that_did_not_arrive_are_named(comm):
     group = comm.split(0)
     if comm.rank in (0, 2):
@@ -134,7 +134,7 @@ def test_all_ranks_that_did_not_arrive_are_named(comm):
     check_usable(comm)
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_a_message_without_sender_or_receiver_is_a_timeout(comm):
     """Rank 1 does not answer rank 0. The group breaks also on rank 2, which waits for neither."""
     for call in (
@@ -170,7 +170,7 @@ def test_a_communicator_has_a_timeout_that_groups_inherit():
     launch(connect_with_short_timeout, 3, world="threads", timeout=1.0)
 
 
-@harness.on(4)
+@pytest.mark.ranks(4)
 def test_a_broken_group_breaks_its_subgroups_but_not_its_parent_or_sibling(comm):
     middle, sibling = comm.split(0), comm.split(0)
     inner = middle.split(comm.rank % 2)
@@ -197,7 +197,7 @@ def test_a_broken_group_breaks_its_subgroups_but_not_its_parent_or_sibling(comm)
         check_usable(usable)
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_wait_ends_when_the_parent_group_breaks(comm):
     """Rank 0 waits in the inner group while rank 1 breaks the outer one."""
     outer = comm.split(0)
@@ -221,7 +221,7 @@ WORKS = {
 @pytest.mark.parametrize(
     ("name", "n"), [("all_reduce", SMALL), ("all_reduce", LARGE), ("send", LARGE), ("recv", SMALL)]
 )
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_an_expired_wait_breaks_the_communicator_and_frees_the_memory(comm, name, n):
     call, words = WORKS[name]
     group = comm.split(0)
@@ -246,7 +246,7 @@ def test_an_expired_wait_breaks_the_communicator_and_frees_the_memory(comm, name
     check_usable(comm)
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_a_queued_call_has_its_own_timeout_and_fails_the_calls_behind_it(comm):
     group = comm.split(0)
     x = np.zeros(LARGE)
@@ -284,7 +284,7 @@ def test_a_report_shows_which_rank_each_waiting_rank_waits_for(world, capsys):
     assert world == "processes" or "waits for rank 0" in capsys.readouterr().out
 
 
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_a_report_shows_the_running_call_although_a_later_one_is_done(comm):
     """Rank 1 has several calls in progress: the report shows the one that it waits for."""
 
@@ -314,7 +314,7 @@ def test_a_report_shows_the_running_call_although_a_later_one_is_done(comm):
 def test_the_timeout_of_a_stopped_rank_names_it_as_stopped(colors):
     stopped = 2
     with harness.world(3) as pool:
-        pid = pool.workers[stopped].pid
+        pid = pool.processes[stopped].pid
         answers = {}
         for rank, answer, _ in outcomes(pool, stop_in_group, colors, stopped):
             answers[rank] = answer
@@ -363,7 +363,7 @@ def stop_in_the_middle(comm, stopped, symmetric):
 @pytest.mark.parametrize("symmetric", [False, True], ids=["plain", "symmetric"])
 def test_a_rank_stopped_between_or_in_calls_is_the_one_named(symmetric):
     with harness.world(3) as pool:
-        pid = pool.workers[2].pid
+        pid = pool.processes[2].pid
         answers = {}
         for rank, answer, _ in outcomes(pool, stop_in_the_middle, 2, symmetric):
             answers[rank] = answer

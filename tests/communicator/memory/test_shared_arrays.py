@@ -38,7 +38,7 @@ def is_shared(array):
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)
-@harness.on(1, 2, 3, 4)
+@pytest.mark.ranks(1, 2, 3, 4)
 def test_collectives_on_shared_arrays_are_exact(comm, mixture):
     segment, place = Config().segment_bytes, MIXTURES[mixture](comm.rank)
     with comm.shared_arrays():
@@ -49,7 +49,7 @@ def test_collectives_on_shared_arrays_are_exact(comm, mixture):
         start(comm, case, segment, arrays)()
 
 
-@harness.on(1, 2, 3, 4)
+@pytest.mark.ranks(1, 2, 3, 4)
 def test_the_contract_holds_inside_the_block(comm):
     @contextmanager
     def in_the_block():
@@ -59,7 +59,7 @@ def test_the_contract_holds_inside_the_block(comm):
     check_rank(in_the_block)
 
 
-@harness.on(2, 3)
+@pytest.mark.ranks(2, 3)
 def test_peers_access_shared_arrays_wherever_they_lie(comm):
     with comm.shared_arrays():
         x = np.full(MIB, comm.rank + 1.0)
@@ -79,7 +79,7 @@ def test_peers_access_shared_arrays_wherever_they_lie(comm):
     assert comm._transport.path()[0] != "symmetric"
 
 
-@harness.on(4)
+@pytest.mark.ranks(4)
 def test_all_groups_of_a_world_reach_an_array(comm):
     group = comm.split(comm.rank % 2)
     with group.shared_arrays():
@@ -119,7 +119,7 @@ def test_large_arrays_made_in_the_block_are_shared(world):
     harness.run(in_the_block, 2, world=world)
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_blocks_may_be_nested_and_end_in_any_order(comm):
     group = comm.split(0)
     before = get_handler_name()
@@ -135,7 +135,7 @@ def test_blocks_may_be_nested_and_end_in_any_order(comm):
         assert not is_shared(np.empty(LEAST, np.uint8))
 
 
-@harness.on(1)
+@pytest.mark.ranks(1)
 def test_a_block_is_that_of_its_context(comm):
     names = []
 

@@ -23,7 +23,7 @@ from ringcomm.transports import network, shared_arrays
 # --- Memory -----------------------------------------------------------------------------------------------------------
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_reused_memory_is_zero_and_resized_arrays_keep_their_values(comm):
     with comm.shared_arrays():
         for turn in range(50):
@@ -44,7 +44,7 @@ def test_reused_memory_is_zero_and_resized_arrays_keep_their_values(comm):
     assert_same(x[:100_000], np.arange(100_000))
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_freed_arrays_give_their_memory_back(comm):
     gc.collect()
     comm.barrier()
@@ -66,7 +66,7 @@ def test_freed_arrays_give_their_memory_back(comm):
     comm.barrier()
 
 
-@harness.on(1, world="threads")
+@pytest.mark.ranks(1, world="threads")
 def test_arrays_are_private_with_one_warning_while_memory_is_short(comm):
     limit, records = 40 * MIB, []
     handler = logging.Handler()
@@ -201,7 +201,7 @@ def test_processes_exit_with_arrays_in_any_order(tmp_path):
     assert not run.stderr
 
 
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_a_forked_child_sees_the_arrays_and_frees_none(comm):
     with comm.shared_arrays():
         x, y = np.full(MIB, 1), np.full(MIB, 2)
@@ -231,7 +231,7 @@ def test_a_forked_child_sees_the_arrays_and_frees_none(comm):
     assert (y == 2).all()
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_memory_is_usable_after_a_failure(comm):
     group = comm.split(0)
     with group.shared_arrays():
@@ -248,7 +248,7 @@ def test_memory_is_usable_after_a_failure(comm):
         assert (y == comm.size).all()
 
 
-@harness.on(3, world="processes")
+@pytest.mark.ranks(3, world="processes")
 def test_a_rank_whose_access_fails_at_once_holds_up_no_other(comm):
     """Ranks 0 and 1 find the failure when they begin their access; rank 0, whose array rank 1 reads, after rank 1."""
     group = comm.split(0)

@@ -88,7 +88,7 @@ def test_the_kernel_copies_from_the_ranks_with_private_memory_only():
     harness.run(check, 3, pairwise(AXES, seed=3), Config().segment_bytes, "all but one", settings=COPIED)
 
 
-@harness.on(2, 3)
+@pytest.mark.ranks(2, 3)
 def test_messages_from_and_to_symmetric_memory_are_exact(comm):
     """Send from symmetric memory and receive in it, while the sender changes what it has sent."""
     length = 3_000_001  # read in two parts
@@ -101,7 +101,7 @@ def test_messages_from_and_to_symmetric_memory_are_exact(comm):
         assert_same(target[1:], filled(left, length, "int32", turn))
 
 
-@harness.on(2, 4)
+@pytest.mark.ranks(2, 4)
 def test_source_and_target_may_be_in_different_buffers(comm):
     for turn, length in enumerate((100, 100_000, 1_000_003)):
         x, y = comm.empty(length + turn, "int32"), comm.empty((2, length), np.int32)
@@ -116,7 +116,7 @@ def test_source_and_target_may_be_in_different_buffers(comm):
         assert_same(parts, np.stack(inputs))
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_symmetric_buffer_is_zero_at_first(comm):
     for name in DTYPES:
         for shape in ((), 0, 5, (3, 0, 2), (2, 70_000)):
@@ -131,7 +131,7 @@ def test_a_symmetric_buffer_is_zero_at_first(comm):
             x.fill(1)  # the next buffer must still be zero
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_a_view_keeps_the_memory_when_the_communicator_is_closed(comm):
     group = comm.split(0)
     x, peek = group.empty(100_000, "int64"), None
@@ -161,7 +161,7 @@ def shared_bytes():
     return sum(sizes.values())
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_dropped_buffers_release_their_memory(comm):
     gc.collect()  # no communicator of an earlier test may release its memory during this one
     comm.barrier()
@@ -186,7 +186,7 @@ def test_dropped_buffers_release_their_memory(comm):
     comm.barrier()
 
 
-@harness.on(4)
+@pytest.mark.ranks(4)
 def test_a_group_has_buffers_of_its_own(comm):
     whole = comm.empty(60_000, "int32")
     group = comm.split(comm.rank % 2, key=-comm.rank)

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import harness
 import ringcomm
 from harness.failures import until
 
@@ -15,7 +14,7 @@ MESSAGE, LIMIT = 4096, 16 << 20
 
 
 @pytest.mark.parametrize(("count", "length"), [(33, 1), (MANY, 1), (100, 25_000)])
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_sends_that_nobody_receives_yet_do_not_block_a_collective(comm, count, length):
     """The last case is above the limit of a buffered message: there the barrier of the receiver takes them."""
     if comm.rank == 0:
@@ -29,7 +28,7 @@ def test_sends_that_nobody_receives_yet_do_not_block_a_collective(comm, count, l
             assert (x == number).all(), number
 
 
-@harness.on(2, fresh=True)
+@pytest.mark.ranks(2, fresh=True)
 def test_a_closing_rank_leaves_no_message_behind(comm, tmp_path):
     """Rank 1 makes no call until rank 0 has sent everything, and rank 0 closes at once."""
     left, x = tmp_path / "left", np.empty(1, np.int32)
@@ -44,7 +43,7 @@ def test_a_closing_rank_leaves_no_message_behind(comm, tmp_path):
         assert x[0] == number
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_wait_takes_the_messages_of_all_communicators(comm):
     """Rank 0 closes a group, and with it waits for rank 1, which waits for rank 0 in another communicator."""
     pair = comm.split(0)
@@ -60,7 +59,7 @@ def test_a_wait_takes_the_messages_of_all_communicators(comm):
     comm.barrier()
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_the_timeout_of_a_send_ends_with_its_call(comm):
     x = np.zeros(1)
     if comm.rank == 0:
@@ -72,7 +71,7 @@ def test_the_timeout_of_a_send_ends_with_its_call(comm):
     comm.barrier()
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_messages_to_a_rank_that_has_closed_are_dropped(comm):
     pair = comm.split(0)
     if comm.rank == 0:
@@ -86,7 +85,7 @@ def test_messages_to_a_rank_that_has_closed_are_dropped(comm):
     comm.barrier()
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_beyond_the_limit_a_send_waits_for_its_receiver(comm, tmp_path):
     pair, full = comm.split(0), tmp_path / "full"
     sent = []

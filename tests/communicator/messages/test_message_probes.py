@@ -4,9 +4,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 from test_messages import EITHER, check_received, message, room
 
-import harness
 from cases.between_hosts import everywhere
 from harness.failures import check_usable, raised, until_waiting
 from ringcomm import ArgumentError, MismatchError
@@ -65,7 +65,7 @@ def test_a_taken_message_is_received_by_its_taker_alone(comm, length):
     assert "received once" in str(raised(ArgumentError, lambda: taken[0].recv(x)))
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_probe_sees_only_what_no_posted_receive_gets(comm):
     """A receive that was posted before a probe gets the message, and the probe the next."""
     messages = comm.messages
@@ -83,7 +83,7 @@ def test_a_probe_sees_only_what_no_posted_receive_gets(comm):
     comm.barrier()
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_threads_of_a_rank_probe_and_receive_concurrently(comm):
     """Four threads of each rank probe, take and receive, each with its own tag."""
     messages, peer = comm.messages, 1 - comm.rank
@@ -107,7 +107,7 @@ def test_threads_of_a_rank_probe_and_receive_concurrently(comm):
 # --- Cancel -----------------------------------------------------------------------------------------------------------
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_receive_without_a_message_can_be_cancelled(comm):
     """A receive that no message has matched is withdrawn, and the message goes to the next receive."""
     messages, x, y = comm.messages, room(3), room(3)
@@ -136,7 +136,7 @@ def test_a_receive_without_a_message_can_be_cancelled(comm):
     check_usable(comm)
 
 
-@harness.on(1)
+@pytest.mark.ranks(1)
 def test_cancel_ends_the_wait_of_another_thread(comm):
     """The thread that waits for a withdrawn receive returns."""
     work, ended = comm.messages.irecv(np.zeros(1), comm.rank, 0), []

@@ -4,9 +4,9 @@ import gc
 import weakref
 
 import numpy as np
+import pytest
 from test_messages import LARGE, message, room
 
-import harness
 from cases.between_hosts import everywhere
 from harness.failures import raised, until
 from ringcomm.transports.messages import Envelope
@@ -41,7 +41,7 @@ class Holder(np.ndarray):
     """An array that holds works, and drops them when its memory is released."""
 
 
-@harness.on(1, world="threads")
+@pytest.mark.ranks(1, world="threads")
 def test_memory_that_is_released_may_drop_works(comm):
     """The memory of a work that is let go may drop other works."""
     for _ in range(3):
@@ -61,7 +61,7 @@ def test_memory_that_is_released_may_drop_works(comm):
                 comm.messages.send(b"also", comm.rank, 100 + tag)
 
 
-@harness.on(1, world="threads")
+@pytest.mark.ranks(1, world="threads")
 def test_a_work_that_was_waited_for_holds_no_memory(comm):
     """A work that its own memory holds goes with it once it has been waited for."""
     array = np.zeros(4, np.uint8).view(Holder)

@@ -84,7 +84,7 @@ def test_messages_of_unknown_length_are_received_as_bytes(comm):
     comm.barrier()
 
 
-@harness.on(1, world="threads")
+@pytest.mark.ranks(1, world="threads")
 def test_arrays_of_any_dtype_are_sent_as_bytes(comm):
     """Arrays of any dtype and number of axes are sent as their bytes; an unknown dtype takes no other way."""
     for dtype in ("f4,i8", "g", "float16", ">i4", "S3", "bool", "complex128"):
@@ -110,7 +110,7 @@ def transfer(kind):
     return TransferCall(kind, NULL, 0, DTYPES["uint8"], 0, 0, -1.0)
 
 
-@harness.on(1, world="threads")
+@pytest.mark.ranks(1, world="threads")
 def test_an_error_of_an_exchange_says_of_which_transfer(comm):
     right = {"sent": transfer(lib.RC_SEND), "received": transfer(lib.RC_RECV)}
     for which in right:
@@ -150,7 +150,7 @@ def test_the_first_message_meets_the_first_receive_that_matches(comm):
             work.wait()
 
 
-@harness.on(4)
+@pytest.mark.ranks(4)
 def test_a_receive_from_any_source_names_the_sender(comm):
     """Rank 0 receives from all by one receive after the other; what does not fit its tag stays."""
     others = range(1, comm.size)
@@ -165,7 +165,7 @@ def test_a_receive_from_any_source_names_the_sender(comm):
             assert x[0] == rank
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_receives_of_both_kinds_share_the_messages(comm):
     """A receive of `recv` takes a message by its own rules; to it the tag that means any here is a tag like others."""
     data = np.ones(2, np.uint8)
@@ -235,7 +235,7 @@ def test_a_synchronous_send_is_done_once_it_is_received(comm, length):
             x.fill(0xEE)
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_synchronous_send_to_oneself_needs_a_receive(comm):
     messages, me, x = comm.messages, comm.rank, room(40)
     for receive in (
@@ -303,7 +303,7 @@ def test_a_probe_ends_when_its_peer_dies(how):
     assert max(ends.values()) - ends[2] < PROMPT
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_closed_rank_ends_a_probe_that_waits(comm):
     """A rank that has closed is no failure for who only polls."""
     group = comm.split(0)
@@ -319,7 +319,7 @@ def test_a_closed_rank_ends_a_probe_that_waits(comm):
     comm.barrier()
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_communicator_closes_while_receives_wait(comm):
     """Works and what they are for may be dropped, and a communicator may be closed while receives wait."""
     group = comm.split(0)
@@ -335,7 +335,7 @@ def test_a_communicator_closes_while_receives_wait(comm):
     assert "closed" in str(raised(ArgumentError, lambda: group.messages.iprobe(0, 0)))
 
 
-@harness.on(1)
+@pytest.mark.ranks(1)
 def test_the_report_names_receives_and_probes(comm):
     comm = comm.split(0)  # with a record of its own
     works = [comm.messages.irecv(np.zeros(5), peer, 1) for peer in (ANY_SOURCE, comm.rank)]

@@ -29,7 +29,7 @@ def message(source, length, salt=0):
     return filled(source, length, "uint8", salt)
 
 
-@harness.on(1, 2, 3, 4)
+@pytest.mark.ranks(1, 2, 3, 4)
 def test_messages_of_every_length_go_around_a_ring(comm):
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for salt, length in enumerate(LENGTHS):
@@ -47,7 +47,7 @@ def test_messages_of_every_length_go_around_a_ring(comm):
         assert_same(x, message(left, length, salt), f"{length} bytes by sendrecv in the background")
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_message_fits_at_every_position_of_the_ring(comm):
     """Send messages of up to nearly a ring, from every position in it."""
     draw = random.Random(1)
@@ -61,7 +61,7 @@ def test_a_message_fits_at_every_position_of_the_ring(comm):
             assert_same(x, message(0, length, number), f"message {number}")
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_very_long_messages_are_exchanged(comm):
     peer = 1 - comm.rank
     y = np.empty(READ, np.uint8)
@@ -70,7 +70,7 @@ def test_very_long_messages_are_exchanged(comm):
         assert_same(y, message(peer, READ, salt))
 
 
-@harness.on(1, 2, 4)
+@pytest.mark.ranks(1, 2, 4)
 def test_messages_keep_their_order_per_peer_and_tag(comm):
     """Every rank sends short and long messages to every rank and receives them in another order of tags."""
     ranks, tags, numbers = range(comm.size), (0, 7, -(2**40)), range(20)
@@ -91,7 +91,7 @@ def test_messages_keep_their_order_per_peer_and_tag(comm):
         work.wait()
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_receives_may_be_posted_before_anything_is_sent(comm):
     peer = (comm.rank + 1) % comm.size
     arrays = [np.empty(8, np.uint8) for _ in range(6)]
@@ -106,7 +106,7 @@ def test_receives_may_be_posted_before_anything_is_sent(comm):
         assert_same(x, message(peer, 8, tag))
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_many_messages_may_be_pending(comm):
     """600 sends and receives are open at once; the receives are waited for in reverse."""
     peer = 1 - comm.rank
@@ -120,7 +120,7 @@ def test_many_messages_may_be_pending(comm):
         assert_same(x, message(peer, sizes[n], n), f"message {n}")
 
 
-@harness.on(3)
+@pytest.mark.ranks(3)
 def test_messages_run_beside_collectives(comm):
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for turn, length in enumerate(2 * LENGTHS):
@@ -135,7 +135,7 @@ def test_messages_run_beside_collectives(comm):
         assert_same(gathered, np.array([[turn, rank] for rank in range(comm.size)]))
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_threads_of_a_rank_send_and_receive_concurrently(comm):
     """Four threads of each rank, each with its own tag."""
     peer = 1 - comm.rank

@@ -25,7 +25,7 @@ as_on_a_gpu = pytest.mark.usefixtures("streams_as_on_a_gpu")
 
 
 @as_on_a_gpu
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_a_receiver_that_does_not_come_is_named(comm):
     x = device_array(2 * SLOT, 0)
     if comm.rank == 0:
@@ -36,7 +36,7 @@ def test_a_receiver_that_does_not_come_is_named(comm):
 
 
 @as_on_a_gpu
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_a_sender_whose_stream_is_stuck_is_named(comm):
     x = device_array(10, 0)
     if comm.rank == 0:
@@ -55,7 +55,7 @@ def test_a_sender_whose_stream_is_stuck_is_named(comm):
 
 
 @as_on_a_gpu
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_a_receive_that_waits_for_a_chunk_is_named(comm):
     """A receive is named, too, if it is not its last launch that fails."""
     x = device_array(3 * ALL, 0)
@@ -74,7 +74,7 @@ def test_a_receive_that_waits_for_a_chunk_is_named(comm):
 
 
 @as_on_a_gpu
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_an_abort_ends_a_receive(comm):
     x = device_array(1, 0)
     if comm.rank == 0:
@@ -106,7 +106,7 @@ def test_a_sender_may_close_before_its_message_is_received(world):
 
 
 @as_on_a_gpu
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_a_communicator_closes_with_messages_in_flight(comm):
     comm = comm.split(0)
     x = device_array(100, 0)
@@ -206,7 +206,7 @@ def test_a_rank_of_this_process_that_closes_keeps_memory_that_its_peer_reads(mon
     run_threads(lambda comm: read_after_the_close(comm, launched, closed), [Communicator(end) for end in ends])
 
 
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_the_next_communicator_uses_an_arena_that_peers_may_have_mapped(comm):
     """A peer may have the arena of a closed communicator mapped: it is not freed, and the next one uses it."""
     arenas = []
@@ -251,7 +251,7 @@ def test_a_sender_that_dies_is_named():
     assert survivors_of(lost_sender, 2)[0] == {1: True}
 
 
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_host_memory_receives_from_a_rank_that_makes_no_calls(comm):
     x, out = device_array(100, 5), np.empty(100, np.uint8)
     if comm.rank == 0:

@@ -14,7 +14,7 @@ from ringcomm.devices import emulated
 from ringcomm.transports.cuda import messages
 
 
-@harness.on(2, world="processes", fresh=True)
+@pytest.mark.ranks(2, world="processes", fresh=True)
 def test_messages_start_without_python(comm):
     """Only the first message passes through Python."""
     emulated.EmulatedDevice.blocking, comm, other = False, comm.split(0), 1 - comm.rank

@@ -22,7 +22,7 @@ SHORT = 0.3  # seconds until a gate opens
 SLOTS = emulated.device.message_shape.slots
 
 
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_streams_order_messages(comm):
     """A send reads its array when its stream comes to it, and a receive writes when the array is free."""
     gate, stream = Gate(), emulated.Stream()
@@ -49,7 +49,7 @@ def test_streams_order_messages(comm):
     assert_same(results[0], np.full(out.size, 7, np.uint8))
 
 
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_a_barrier_waits_for_messages(comm):
     other, gate = 1 - comm.rank, Gate()
     x, out = device_array(10, comm.rank), emulated.empty(10, np.uint8)
@@ -62,7 +62,7 @@ def test_a_barrier_waits_for_messages(comm):
     assert_same(out, values(10, other))
 
 
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_sends_do_not_hold_up_a_collective_behind_them(comm):
     """Sends before a collective on their stream, whose receives come behind it: more of them than there are slots."""
     other, total = 1 - comm.rank, emulated.array(np.ones(3))
@@ -87,7 +87,7 @@ def test_sends_do_not_hold_up_a_collective_behind_them(comm):
     assert_same(total, np.full(3, 4.0))
 
 
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_a_blocking_send_uses_slots_again(comm):
     """Both ranks send before they receive, again and again: a slot that has been read takes the next message."""
     other, out = 1 - comm.rank, emulated.empty(100, np.uint8)
@@ -105,7 +105,7 @@ def launches(comm):
     return max(completed[0 : lib.RC_MAX_LAUNCHES])
 
 
-@harness.on(4, world="threads")
+@pytest.mark.ranks(4, world="threads")
 def test_a_batch_is_one_launch_each_way(comm):
     """A batch is one launch for the sends, and one for the receives that are matched when it ends."""
     router, others = comm._router, [rank for rank in range(comm.size) if rank != comm.rank]
@@ -134,7 +134,7 @@ def test_a_batch_is_one_launch_each_way(comm):
     assert launches(comm) == before + 2
 
 
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_the_first_batch_is_one_launch(comm):
     other, out = 1 - comm.rank, [emulated.empty(500, np.uint8) for _ in range(3)]
     comm._router.coalesce_messages(True)
@@ -168,14 +168,14 @@ def test_a_batch_that_is_not_launched_breaks_the_communicator(monkeypatch):
     harness.run(failed_batch, 2, world="threads")
 
 
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_a_message_cannot_be_captured(comm):
     stream = emulated.Stream()
     with stream, emulated.capture(stream), pytest.raises(ArgumentError, match="CUDA graph"):
         comm.send(device_array(1, 0), 1 - comm.rank)
 
 
-@harness.on(1, world="threads")
+@pytest.mark.ranks(1, world="threads")
 def test_synchronize_keeps_a_dropped_array_until_its_message_has_moved(comm):
     """`synchronize` keeps an array that the program has dropped until the message has moved, and not until `wait`."""
     finish, alive = messages.PendingMessage.finish, []

@@ -27,7 +27,7 @@ as_on_a_gpu = pytest.mark.usefixtures("streams_as_on_a_gpu")
 
 
 @as_on_a_gpu
-@harness.on(2)
+@pytest.mark.ranks(2)
 def test_messages_stay_on_the_gpu(comm):
     """No message takes pinned memory, as those do that pass through the host."""
     comm.sendrecv(device_array(1, 0), 1 - comm.rank, emulated.empty(1, np.uint8), 1 - comm.rank)  # connects
@@ -55,7 +55,7 @@ def test_either_end_may_be_in_host_memory(world):
 
 
 @as_on_a_gpu
-@harness.on(2, world="threads")
+@pytest.mark.ranks(2, world="threads")
 def test_pinned_memory_at_a_host_end_is_bounded(comm):
     """Move far more at once between host memory and GPUs than there is pinned memory."""
     other, size, tags = 1 - comm.rank, 7_000_001, range(4)
@@ -78,7 +78,7 @@ def test_pinned_memory_at_a_host_end_is_bounded(comm):
 
 
 @as_on_a_gpu
-@harness.on(1, world="threads")
+@pytest.mark.ranks(1, world="threads")
 def test_a_rank_sends_to_itself(comm):
     for size in (0, 1, 5 * ALL):
         for here, there in ((device_array, emulated.empty), (device_array, np.empty), (values, emulated.empty)):
@@ -94,7 +94,7 @@ def test_a_rank_sends_to_itself(comm):
 
 
 @as_on_a_gpu
-@harness.on(1, world="threads")
+@pytest.mark.ranks(1, world="threads")
 def test_a_refused_message_of_a_rank_to_itself_keeps_its_memory(comm):
     """The copy of a message that its receive has refused writes into the memory of no later one."""
     gate, late, stream, refused = Gate(), emulated.Stream(), emulated.Stream(), device_array(100, 1)
@@ -134,7 +134,7 @@ def test_a_message_of_another_size_is_a_mismatch(world):
     harness.run(wrong_size, 2, world=world)
 
 
-@harness.on(2, world="processes")
+@pytest.mark.ranks(2, world="processes")
 def test_gpus_that_do_not_reach_each_other_use_host_memory(comm):
     emulated.configure(unreachable=True)
     try:

@@ -13,11 +13,12 @@ import torch.distributed as dist
 
 import harness
 from harness.failures import raised
-from ringcomm.bootstrap import client, torch_start
+from ringcomm.bootstrap import client, rendezvous, torch_start
 from ringcomm.bootstrap import store as store_module
 from ringcomm.bootstrap.place import UNIX, host_id
 from ringcomm.bootstrap.processes import process_id
-from ringcomm.bootstrap.wire import tcp
+from ringcomm.bootstrap.rendezvous import Rendezvous
+from ringcomm.bootstrap.wire import addresses
 from ringcomm.bootstrap.wire.handshake import HANDSHAKE_TIMEOUT
 from ringcomm.bootstrap.wire.keepalive import patience_with
 from ringcomm.config import Config
@@ -45,7 +46,7 @@ def test_ranks_that_cannot_reach_the_host_of_rank_0_say_so_at_once_on_all(monkey
         return raised(ArgumentError, lambda: started(rank, *place))
 
     monkeypatch.setattr(store_module, "LATE", 0.01)
-    monkeypatch.setattr(torch_start, "host_id", lambda: here.id)
+    monkeypatch.setattr(rendezvous, "host_id", lambda: here.id)
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     expected = "rank 0: the other hosts cannot reach this one at 127.0.0.1, the address of '127.0.0.1': set RINGCOMM_HO"
     for error in start(dist.HashStore(), call=on_a_host_of_its_own):
@@ -71,7 +72,7 @@ def test_all_are_told_why_rank_0_cannot_serve(monkeypatch, failure, kind, told):
     def fail(*_, **__):
         raise failure
 
-    monkeypatch.setattr(torch_start, "Server", fail)
+    monkeypatch.setattr(rendezvous, "Server", fail)
     mine, its = start(dist.HashStore(), call=lambda *place: raised((RingcommError, OSError), lambda: started(*place)))
     assert mine is failure
     assert type(its) is kind
@@ -79,7 +80,7 @@ def test_all_are_told_why_rank_0_cannot_serve(monkeypatch, failure, kind, told):
 
 
 def test_a_rank_whose_connection_ends_before_it_has_joined_tries_again(monkeypatch):
-    connect, connections = torch_start._Rendezvous.connect, []
+    connect, connections = Rendezvous.connect, []
 
     def connect_and_break_the_first(*args):
         connections.append(connect(*args))
@@ -87,7 +88,7 @@ def test_a_rank_whose_connection_ends_before_it_has_joined_tries_again(monkeypat
             connections[0].shutdown(socket.SHUT_RDWR)
         return connections[-1]
 
-    monkeypatch.setattr(torch_start._Rendezvous, "connect", connect_and_break_the_first)
+    monkeypatch.setattr(Rendezvous, "connect", connect_and_break_the_first)
     assert start(dist.HashStore()) == [False, False]
     assert len(connections) == 3
 
@@ -96,11 +97,11 @@ def test_rank_0_listens_at_a_unix_socket_where_only_its_host_reaches_it(monkeypa
     def address():
         store = dist.HashStore()
         start(store)
-        return json.loads(store.get(torch_start.KEY))["address"]
+        return json.loads(store.get(rendezvous.KEY))["address"]
 
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     assert address().startswith(UNIX)
-    monkeypatch.setattr(tcp, "loopback", lambda _: "")
+    monkeypatch.setattr(addresses, "loopback", lambda _: "")
     assert address().startswith("127.0.0.1:")
 
 
@@ -108,10 +109,10 @@ def test_both_ends_watch_a_connection_for_as_long_as_the_setting_says(monkeypatc
     def patience(connected):
         return connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
 
-    monkeypatch.setattr(tcp, "loopback", lambda _: "")
+    monkeypatch.setattr(addresses, "loopback", lambda _: "")
     config, store = Config(keepalive=77.0, host_address="127.0.0.1"), dist.HashStore()
-    server = torch_start._Rendezvous(store, 0, 2, config).serve()
-    with torch_start._Rendezvous(store, 1, 2, config).connect(harness.OPERATION) as peer:
+    server = Rendezvous(store, "", 0, 2, config).serve()
+    with Rendezvous(store, "", 1, 2, config).connect(harness.OPERATION) as peer:
         assert patience(peer) == int(1000 * patience_with(77.0).resending)
         assert server._peers._gate._keepalive == 77.0
     server.close()
@@ -160,24 +161,24 @@ def test_a_rank_that_has_found_an_old_start_looks_seldom_and_attempts_are_short_
 
     monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
     monkeypatch.setattr(socket, "create_connection", refuse)
-    store = CountingStore([(torch_start.KEY, json.dumps(left_behind()))])
+    store = CountingStore([(rendezvous.KEY, json.dumps(left_behind()))])
     config = Config(timeout=100.0)
     raised(CollectiveTimeout, lambda: next(torch_start.start_through(store, 1, 2, config).gen))
     assert now > 99
     assert store.requests["get"] < 220
-    assert timeouts[0] == torch_start.CONNECT_TIMEOUT
+    assert timeouts[0] == rendezvous.CONNECT_TIMEOUT
     assert max(timeouts) == HANDSHAKE_TIMEOUT
 
 
 def test_an_attempt_at_a_new_address_is_short_again():
-    store = CountingStore([(torch_start.KEY, json.dumps(left_behind()))])
-    rank = torch_start._Rendezvous(store, 1, 2, CONFIG)
+    store = CountingStore([(rendezvous.KEY, json.dumps(left_behind()))])
+    rank = Rendezvous(store, "", 1, 2, CONFIG)
     for _ in range(3):
         rank._look()
-    assert rank._connect_timeout == 4 * torch_start.CONNECT_TIMEOUT
-    store.set(torch_start.KEY, json.dumps(left_behind()))
+    assert rank._connect_timeout == 4 * rendezvous.CONNECT_TIMEOUT
+    store.set(rendezvous.KEY, json.dumps(left_behind()))
     rank._look()
-    assert rank._connect_timeout == torch_start.CONNECT_TIMEOUT
+    assert rank._connect_timeout == rendezvous.CONNECT_TIMEOUT
 
 
 @pytest.mark.parametrize(
@@ -194,8 +195,8 @@ def test_why_an_earlier_start_has_failed_is_the_error_of_no_other(kind, host, he
     ended = process_id().rpartition(" ")[0] + " 1"
     where = {"host": host_id(), "process": ended} if host == "this" else {"host": host, "process": process_id()}
     left = left_behind(**where, **{kind: encode_error(RingcommError("the reason"))})
-    store = CountingStore([(torch_start.KEY, json.dumps(left))])
-    rank = torch_start._Rendezvous(store, 1, 2, CONFIG)
+    store = CountingStore([(rendezvous.KEY, json.dumps(left))])
+    rank = Rendezvous(store, "", 1, 2, CONFIG)
     rank.secret = left["secret"]
     if heard:
         store.set(rank._heard_key, "")

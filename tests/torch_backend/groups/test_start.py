@@ -155,7 +155,7 @@ def test_a_rank_that_does_not_join_is_named_on_every_other(tmp_path):
     harness.run(wait_for_a_third, 2, str(tmp_path / "store"))
 
 
-@harness.on(1, world="processes")
+@pytest.mark.ranks(1, world="processes")
 def test_where_torch_serves_its_store_is_known(comm):  # noqa: ARG001
     from ringcomm.bootstrap.torch_start import _address_of
 

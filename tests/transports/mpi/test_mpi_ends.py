@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import harness
-from harness import mpi_world, pools
+from harness import mpi_world
 from harness.failures import check_usable, outcomes, raised, until_broken
 from ringcomm import CollectiveTimeout, PeerLost, RingcommError
 
@@ -69,9 +69,8 @@ def stall(comm):
 @worlds(("openmpi", "01"))
 def test_transfers_that_do_not_end_end_the_job_with_mpi_abort(library, layout):
     with harness.world(len(layout), library) as pool:
-        for connection in pool.connections:
-            connection.send((mpi_world.within, (layout, {}, stall, ())))
-        assert pools.receive(pool.connections[0], 0) == (None, None)
+        pool.start(mpi_world.within, (layout, {}, stall, ()))
+        assert pool.receive(0).error is None
         assert pool.end() != 0
         output = pool.output()
     assert "ringcomm WARNING: MPI_Abort: " in output

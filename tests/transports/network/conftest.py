@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from cases.meshes import HOSTS, LOCAL, SECRET, TIMEOUT, check_connected
+from cases.meshes import HOSTS, REACH, SECRET, TIMEOUT, check_connected
 from ringcomm.bootstrap.store import HashStore
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.transports.network.host_layout import layout_of
@@ -37,7 +37,7 @@ def meshes(store, pool):
     """Connect the rails, which are in use from then on."""
 
     def begin(rank):
-        return connect_mesh(layout_of(rank, HOSTS), store, [LOCAL], SECRET, KEEPALIVE, TIMEOUT)
+        return connect_mesh(layout_of(rank, HOSTS), store, REACH, SECRET, KEEPALIVE, TIMEOUT)
 
     with ExitStack() as opened:
         begun = [pool.submit(begin, rank) for rank in range(4)]

@@ -241,7 +241,7 @@ def die_while_others_compute(comm, victim, over):
 
 def test_a_death_is_noticed_while_no_other_rank_makes_a_call(tmp_path):
     with harness.world(HOSTS, "nodes") as pool:
-        pid = pool.workers[15].pid
+        pid = pool.processes[15].pid
         answers, ends = {}, {}
         for rank, answer, when in outcomes(pool, die_while_others_compute, 15, str(tmp_path / "over")):
             answers[rank], ends[rank] = answer, when
@@ -284,13 +284,12 @@ def wait_for_a_stopped_rank(comm, victim, over):
 def test_a_stopped_rank_is_named_in_time(tmp_path):
     over = tmp_path / "over"
     with harness.world(HOSTS, "nodes") as pool, ExitStack() as stopped:
-        pid = pool.workers[15].pid
+        pid = pool.processes[15].pid
         stopped.callback(os.kill, pid, signal.SIGCONT)
-        for connection in pool.connections:
-            connection.send((wait_for_a_stopped_rank, (15, str(over))))
+        pool.start(wait_for_a_stopped_rank, (15, str(over)))
         until(over.exists, "the timeout of rank 0")
         stopped.close()
-        texts = [harness.pools.receive(connection, rank)[0] for rank, connection in enumerate(pool.connections)]
+        texts = [pool.receive(rank).value for rank in range(len(HOSTS))]
     assert f"rank 0 waited {SHORT:g} s for recv(float64 x 1, from 15)" in texts[0]
     assert f"rank 15: process {pid} is stopped" in texts[0]
     assert texts == [texts[0]] * len(texts)

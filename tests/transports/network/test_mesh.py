@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
 
-from cases.meshes import HOSTS, LOCAL, SECRET, TIMEOUT, check_connected, serve_until, unanswering_listener
+from cases.meshes import HOSTS, REACH, SECRET, TIMEOUT, check_connected, serve_until, unanswering_listener
 from ringcomm import RingcommError
 from ringcomm.bootstrap.wire import peers
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
@@ -41,8 +41,7 @@ def two_meshes():
     """Yield those of ranks 1 and 2, which are not connected."""
     with ExitStack() as opened:
         meshes = [
-            opened.enter_context(closing(Mesh(layout_of(rank, HOSTS), (), [LOCAL], SECRET, KEEPALIVE)))
-            for rank in (1, 2)
+            opened.enter_context(closing(Mesh(layout_of(rank, HOSTS), (), REACH, SECRET, KEEPALIVE))) for rank in (1, 2)
         ]
         for mesh in meshes:
             mesh.addresses = [[""], meshes[0].own, meshes[1].own, [""]]

@@ -12,15 +12,15 @@ from contextlib import ExitStack, closing, suppress
 
 import pytest
 
-from cases.meshes import LOCAL, SECRET, TIMEOUT, await_end, check_connected
+from cases.meshes import LOCAL, REACH, SECRET, TIMEOUT, await_end, check_connected
 from harness.failures import until
 from ringcomm import Aborted, ArgumentError, CollectiveTimeout
 from ringcomm.bootstrap.session import Contribution
 from ringcomm.bootstrap.wire import tcp
+from ringcomm.bootstrap.wire.addresses import Reach, local_address, split_address
 from ringcomm.bootstrap.wire.framing import MessageSocket
 from ringcomm.bootstrap.wire.handshake import MESSAGE_OF_HANDSHAKE, client_handshake
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
-from ringcomm.bootstrap.wire.tcp import local_address, split_address
 from ringcomm.machine import descriptors
 from ringcomm.native import ffi
 from ringcomm.transports.network.host_layout import layout_of
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
 def connect_all(rank, size, store, address=LOCAL, secret=SECRET, keepalive=KEEPALIVE, timeout=TIMEOUT):
     """Connect ranks of which each is on a host of its own."""
-    return connect_mesh(layout_of(rank, range(size)), store, [address], secret, keepalive, timeout)
+    return connect_mesh(layout_of(rank, range(size)), store, Reach([address], [address]), secret, keepalive, timeout)
 
 
 def start(pool, store, ranks, size, *address, **options):
@@ -287,7 +287,7 @@ def test_a_start_provides_descriptors_for_the_neighbors_only(store, pool, monkey
     provided = []
     monkeypatch.setattr(descriptors, "provide_connections", lambda *needed: provided.append(needed))
     layouts = [layout_of(rank, "000111222") for rank in range(9)]
-    started = [pool.submit(connect_mesh, each, store, [LOCAL], SECRET, KEEPALIVE, TIMEOUT) for each in layouts]
+    started = [pool.submit(connect_mesh, each, store, REACH, SECRET, KEEPALIVE, TIMEOUT) for each in layouts]
     for each in started:
         each.result().close()
     assert sorted(provided) == [(rank, 2) for rank in range(9)]

@@ -207,4 +207,4 @@ MESSAGES = {
 
 @pytest.mark.parametrize(("test", "layout"), [(test, layout) for test in MESSAGES for layout in MESSAGES[test]])
 def test_messages_between_hosts(test, layout):
-    run_on(layout, test.on_rank)
+    run_on(layout, test)

@@ -50,6 +50,15 @@ def test_a_host_on_which_nobody_listens_any_more_has_left(meshes):
     assert search(meshes, 0, 3) == LEFT
 
 
+def test_a_server_of_another_secret_at_the_port_of_a_rank_is_no_rank(meshes):
+    """RINGCOMM_PORT_RANGE leaves few ports, so another one soon has that of a rank that has ended."""
+    meshes, _ = meshes
+    for _ in range(2):
+        meshes.pop().close()
+    meshes[0].addresses[2:] = [meshes[1].own] * 2
+    assert search(meshes, 0, 3) == LEFT
+
+
 @pytest.mark.parametrize("greeting", [b"SSH-2.0\r\n" * 99, b""])
 def test_a_stranger_at_the_address_of_a_rank_that_has_ended_is_no_rank(meshes, pool, greeting, monkeypatch):
     meshes, states = meshes

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +19,14 @@ from test_restarts_nodes import run as run_elastic
 import harness
 from cases.between_hosts import check_exact, run_on
 from cases.collectives import PLANS
-from cases.meshes import LOCAL, serve_until
+from cases.meshes import LOCAL, REACH, serve_until
 from harness.failures import raised, until
 from harness.nodes import SECRET, Job, StartClient, finish
 from ringcomm import ArgumentError, Config, RingcommError
 from ringcomm.bootstrap.endpoint import find_endpoint
 from ringcomm.bootstrap.place import Place
 from ringcomm.bootstrap.server import Server
+from ringcomm.bootstrap.wire.addresses import listen
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.bootstrap.wire.tcp import TcpGate
 from ringcomm.bootstrap.wire.tls import find_identity
@@ -134,10 +136,10 @@ def test_nobody_reads_the_data_of_a_job_with_tls(files, encrypted, flows):
 
 @contextmanager
 def store(identity):
-    gate = TcpGate("127.0.0.1:0", "--master-addr", SECRET.encode(), KEEPALIVE, tls=find_identity(identity))
+    gate = TcpGate([listen(LOCAL, [0], "--master-addr")], [SECRET.encode()], KEEPALIVE, find_identity(identity))
     server = Server(gate, None)
     try:
-        yield gate.address
+        yield gate.addresses[0]
     finally:
         server.close()
 
@@ -205,10 +207,8 @@ def test_both_ends_say_why_they_do_not_connect(files, server, client, here, ther
 def two_meshes(*settings):
     with ExitStack() as opened:
         meshes = [
-            opened.enter_context(
-                closing(Mesh(layout_of(rank, "01"), (), [LOCAL], b"secret", KEEPALIVE, find_identity(setting)))
-            )
-            for rank, setting in enumerate(settings)
+            opened.enter_context(closing(Mesh(layout_of(rank, "01"), (), reach, b"secret", KEEPALIVE)))
+            for rank, reach in enumerate(replace(REACH, tls=find_identity(setting)) for setting in settings)
         ]
         for mesh in meshes:
             mesh.addresses = [each.own for each in meshes]

@@ -92,7 +92,7 @@ def test_a_rank_without_ucx_is_named(monkeypatch):
 @pytest.mark.parametrize(("layout", "victim", "name"), [("01", 1, "all_reduce"), ("0011", 3, "all_to_all")])
 def test_a_killed_rank_is_named_by_every_survivor(layout, victim, name):
     with harness.world(layout, "nodes", OVER_UCX.items()) as pool:
-        pid = pool.workers[victim].pid
+        pid = pool.processes[victim].pid
         found = {
             rank: (answer, when)
             for rank, answer, when in outcomes(pool, deaths.call_until_one_dies, name, 1 << 20, victim, 0.1)

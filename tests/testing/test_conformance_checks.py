@@ -11,7 +11,7 @@ from ringcomm.transports import shm
 
 def test_check_transport_runs_every_check_at_every_size(monkeypatch):
     seen = []
-    monkeypatch.setattr("ringcomm.testing.CHECKS", [lambda comm: seen.append(comm.size)] * 2)
+    monkeypatch.setattr("ringcomm.testing.conformance.CHECKS", [lambda comm: seen.append(comm.size)] * 2)
     check_transport(lambda size: connect_threads(shm.connect, size), sizes=(1, 2))
     assert sorted(seen) == [1, 1, 2, 2, 2, 2]
 

@@ -1,33 +1,25 @@
-"""The contract of a transport as a test, `check_transport`; that of an algorithm, `prove`.
-
-They take any transport and any algorithm, and need no test framework.
-"""
+"""The contract of a transport as a test, `check_transport`. It takes any transport, and needs no test framework."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from math import prod
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from ringcomm.algorithms.proof import prove
-from ringcomm.bootstrap.store import HashStore, Store
 from ringcomm.communicator import Communicator
-from ringcomm.config import Config
 from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, MismatchError, PeerLost, RingcommError
+from ringcomm.testing.threads import run_threads
 from ringcomm.transports.contract import Transport
 from ringcomm.types import premul_sum
 from ringcomm.work import Work
 
-__all__ = ["CHECKS", "check_rank", "check_transport", "connect_threads", "prove", "run_threads"]
+__all__ = ["CHECKS", "check_rank", "check_transport"]
 
-T = TypeVar("T")
 Check = Callable[[Communicator], None]
-Connect = Callable[[int, int, Store, Config], Transport]
 
 CHECKS: list[Check] = []
 LENGTHS = (0, 1, 7, 1000, 300_001)  # nothing, inline, odd, one chunk, several chunks
@@ -61,31 +53,6 @@ def check_rank(connect: Callable[[], Communicator], checks: Sequence[Check] = CH
             except BaseException as error:
                 error.add_note(f"in the check {check.__name__}, rank {comm.rank} of {comm.size}")
                 raise
-
-
-def connect_threads(connect: Connect, size: int, timeout: float = 10.0) -> list[Transport]:
-    """Connect `size` ranks that are threads of this process; return their transports in rank order."""
-    store, config = HashStore(), Config(timeout=timeout)
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(lambda rank: connect(rank, size, store, config), range(size)))
-
-
-def run_threads(function: Callable[[Communicator], T], communicators: Sequence[Communicator]) -> list[T]:
-    """Call `function(comm)` for every communicator on its own thread, close it, and return the results.
-
-    If one raises, the others are aborted and its error is raised.
-    """
-
-    def run(comm: Communicator) -> T:
-        with comm:
-            return function(comm)
-
-    with ThreadPoolExecutor(len(communicators)) as pool:
-        futures = [pool.submit(run, comm) for comm in communicators]
-    failures = [error for future in futures if (error := future.exception())]
-    if failures:
-        raise min(failures, key=lambda error: isinstance(error, Aborted))  # the cause, not its consequences
-    return [future.result() for future in futures]
 
 
 def _check(function: Check) -> Check:

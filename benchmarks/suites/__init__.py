@@ -1,0 +1,1 @@
+"""What the runners of other projects' tests share."""

@@ -1,0 +1,185 @@
+"""The port that all servers of a process share, and those that RINGCOMM_PORT_RANGE leaves it."""
+
+import os
+import secrets
+import socket
+import threading
+from contextlib import ExitStack, closing
+
+import pytest
+
+from cases.meshes import LOCAL, TIMEOUT
+from harness.failures import until
+from ringcomm import ArgumentError
+from ringcomm.bootstrap.wire import tcp
+from ringcomm.bootstrap.wire.addresses import Reach, join_address, scoped_as, split_address
+from ringcomm.bootstrap.wire.peers import PeerServer
+from ringcomm.bootstrap.wire.shared_port import open_gate
+
+
+@pytest.fixture
+def reach():
+    """One port at one address, which nobody gets who asks for any (see Job in harness/nodes.py)."""
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((LOCAL, 0))
+        port = reserved.getsockname()[1]
+        yield Reach([LOCAL], [LOCAL], range(port, port + 1))
+
+
+class Echo(threading.Thread):
+    """A server that answers with its name."""
+
+    def __init__(self, reach, name, rank=0, needed=0):
+        super().__init__()
+        self.secret = secrets.token_bytes(32)
+        self._said, self._over = name.encode(), False
+        gate = open_gate(reach, name, self.secret, None, rank, needed)
+        self.address = gate.addresses[0]
+        self._server = PeerServer(gate, self._answer, rank)
+        self.start()
+
+    def run(self):
+        while not self._over:
+            self._server.serve(0.01)
+        self._server.close()
+
+    def close(self):
+        self._over = True
+        self.join()
+
+    def _answer(self, peer):
+        if peer.recv(100):
+            self._server.send(peer, self._said)
+        else:
+            self._server.drop(peer)
+
+
+def ask(server, secret=None):
+    with tcp.connect(server.address, secret or server.secret, TIMEOUT) as peer:
+        peer.send(b"?")
+        return peer.recv(100)
+
+
+def test_the_secret_leads_to_one_of_the_servers_at_a_port(reach):
+    with ExitStack() as opened:
+        servers = [opened.enter_context(closing(Echo(reach, name))) for name in "abc"]
+        assert {server.address for server in servers} == {join_address(LOCAL, reach.ports[0])}
+        assert [ask(server) for server in servers for _ in range(3)] == [*[b"a"] * 3, *[b"b"] * 3, *[b"c"] * 3]
+        servers.pop().close()
+        assert [ask(server) for server in servers] == [b"a", b"b"]
+
+
+def test_a_peer_without_the_secret_of_any_server_is_refused(reach, caplog):
+    with closing(Echo(reach, "a")) as server:
+        with pytest.raises(ArgumentError, match="has another secret"):
+            ask(server, b"another")
+        until(lambda: "refused 127.0.0.1 port" in caplog.text, "the refusal")
+        assert ask(server) == b"a"
+
+
+def test_nothing_listens_once_all_servers_are_closed(reach):
+    with closing(Echo(reach, "a")) as server:
+        pass
+
+    def refused():
+        with socket.socket() as peer:
+            return peer.connect_ex(split_address(server.address)) != 0
+
+    until(refused, "the port to close")
+
+
+def test_a_port_that_closes_can_be_opened_again_at_once(reach):
+    for _ in range(50):
+        with closing(Echo(reach, "a")) as server:
+            assert ask(server) == b"a"
+
+
+def test_servers_come_and_go_while_others_are_asked(reach):
+    def come_and_go():
+        for _ in range(50):
+            with closing(Echo(reach, "b")) as other:
+                assert ask(other) == b"b"
+        done.append(True)
+
+    done = []
+    with closing(Echo(reach, "a")) as server:
+        threads = [threading.Thread(target=come_and_go) for _ in range(4)]
+        for each in threads:
+            each.start()
+        while any(each.is_alive() for each in threads):
+            assert ask(server) == b"a"
+    assert len(done) == 4
+
+
+def test_a_forked_child_does_not_hold_the_port(reach):
+    release, wait = os.pipe()[::-1]
+    with closing(Echo(reach, "a")):
+        child = os.fork()
+        if not child:
+            os.close(release)
+            os.read(wait, 1)
+            os._exit(0)
+    try:
+        with closing(Echo(reach, "b")) as server:  # the child still runs
+            assert ask(server) == b"b"
+    finally:
+        os.close(release)
+        os.close(wait)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_port_that_another_process_has_is_left_out(reach):
+    port = reach.ports[0]
+    more = Reach([LOCAL], [LOCAL], range(port, port + 20))
+    with socket.create_server((LOCAL, port)), closing(Echo(more, "a")) as server:
+        assert split_address(server.address)[1] in more.ports[1:]
+        assert ask(server) == b"a"
+
+
+@pytest.mark.parametrize(
+    ("needed", "text"), [(4, "the 4 ranks of this host need one each"), (0, "each rank of a host needs one")]
+)
+def test_a_range_without_a_free_port_is_named_with_what_holds_it(reach, needed, text):
+    port = reach.ports[0]
+    with socket.create_server((LOCAL, port)), pytest.raises(ArgumentError) as raised:
+        open_gate(reach, "rank 5", b"secret", None, 5, needed)
+    expected = f"rank 5: no port of RINGCOMM_PORT_RANGE={port}-{port} is free at {LOCAL}: {text}; in use: {port} by "
+    assert str(raised.value).startswith(f"{expected}process {os.getpid()} (")
+
+
+def test_others_are_told_another_address_than_the_one_that_is_bound():
+    reach = Reach(["192.0.2.1", "192.0.2.2"], ["0.0.0.0"])
+    assert reach.addresses(["0.0.0.0:29500"]) == ["192.0.2.1:29500", "192.0.2.2:29500"]
+    assert reach.sources == [""]
+    reach = Reach(["192.0.2.1", "fd00::1"], ["10.0.0.1", "10.1.0.1"])
+    assert reach.addresses(["10.0.0.1:1", "10.1.0.1:2"]) == ["192.0.2.1:1", "[fd00::1]:2"]
+
+
+def test_all_addresses_are_bound_only_where_others_are_told_one():
+    with pytest.raises(ArgumentError, match="rank 0: expected one address of this machine, not all, got"):
+        open_gate(Reach(["0.0.0.0"], ["0.0.0.0"]), "rank 0", b"secret", None, 0)
+    gate = open_gate(Reach([LOCAL], ["0.0.0.0"]), "rank 0", b"secret", None, 0)
+    assert gate.addresses[0].startswith("0.0.0.0:")
+    for listener in gate.listeners:
+        listener.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [
+        ("10.0.0.1:5", ("10.0.0.1", 5)),
+        ("[fd00::1]:5", ("fd00::1", 5)),
+        ("fd00::1:5", ("fd00::1", 5)),
+        ("[fe80::1%eth0]:5", ("fe80::1%eth0", 5)),
+    ],
+)
+def test_addresses_of_both_families_are_split(address, parts):
+    assert split_address(address) == parts
+    assert split_address(join_address(*parts)) == parts
+
+
+def test_a_link_local_address_has_the_interface_of_who_connects():
+    assert scoped_as("[fe80::1%eth0]:5", lambda: "fe80::2%eth7") == "[fe80::1%eth7]:5"
+    assert scoped_as("[fe80::1%eth0]:5", lambda: "fd00::2") == "[fe80::1%eth0]:5"
+    assert scoped_as("[fd00::1]:5", lambda: "fe80::2%eth7") == "[fd00::1]:5"
