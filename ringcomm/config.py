@@ -266,8 +266,8 @@ class Config:
             sockets, which are faster than UCX over TCP.
         ucx: The libucp to open, a path or a name. None, the default: that of the system, else that of the extra
             `ringcomm[ucx]`.
-        kernels: "portable", "avx2" or "avx512". None, the default: the best of this CPU. All open communicators of a
-            process share it.
+        kernels: "portable", "avx2", "avx512" or "neon". None, the default: the best of this CPU. All open communicators
+            of a process share it.
         log: The level of the logger "ringcomm": debug, info, warning or error. None, the default: leave the program's
             setting (without one, warning).
     """
@@ -297,7 +297,7 @@ class Config:
     tls: str | None = _setting("tls", None, str, _three_files)
     link: str | None = _setting("link", None, str, _one_of("sockets", "ucx"))
     ucx: str | None = _setting("ucx", None, str, _name)
-    kernels: str | None = _setting("kernels", None, str, _one_of("portable", "avx2", "avx512"))
+    kernels: str | None = _setting("kernels", None, str, _one_of("portable", "avx2", "avx512", "neon"))
     log: str | None = _setting("log", None, str, _log_level)
 
     # Not in __init__: that of a dataclass refuses an unknown name without the nearest known one.

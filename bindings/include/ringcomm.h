@@ -96,7 +96,7 @@ void rc_set_interrupt(int (*interrupt)(void));
 /* Call in the child of a fork: the parent's communicators and buffers are unusable there; freeing one does nothing. */
 void rc_after_fork(void);
 
-/* Kernels. `level`: "portable", "avx2", "avx512", or "" for the best of this CPU. */
+/* Kernels. `level`: "portable", "avx2", "avx512", "neon", or "" for the best of this CPU. */
 int rc_kernels_select(const char* level);
 const char* rc_kernels_name(void);
 int rc_dtype_bytes(int dtype);

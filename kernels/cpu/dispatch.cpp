@@ -4,8 +4,30 @@
 
 #include "levels.h"
 
+#if RC_X86
+#include <cpuid.h>
+#endif
+
 namespace ringcomm {
 namespace {
+
+#if RC_X86
+// What the CPU has and the operating system saves. By cpuid, because __builtin_cpu_supports relies on the runtime of
+// the compiler, and that of zig, which builds the wheels, finds nothing.
+struct Features {
+    bool avx2, avx512;  // each with F16C; AVX-512 F, BW, DQ and VL
+};
+
+Features cpu_features() {
+    constexpr unsigned YMM = 0x06, ZMM = 0xe6;  // the registers that are saved
+    constexpr unsigned AVX512 = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
+    unsigned a, b, c, d, saved, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_F16C)) return {};
+    asm("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return {};
+    return {(saved & YMM) == YMM && (b & bit_AVX2), (saved & ZMM) == ZMM && (b & AVX512) == AVX512};
+}
+#endif
 
 struct Level {
     const Kernels* table;
@@ -15,13 +37,11 @@ struct Level {
 // Best first. A level requires every instruction set that its file is compiled with.
 constexpr Level levels[] = {
 #if RC_X86
-    {&avx512::table,
-     [] {
-         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                __builtin_cpu_supports("f16c");
-     }},
-    {&avx2::table, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }},
+    {&avx512::table, [] { return cpu_features().avx512; }},
+    {&avx2::table, [] { return cpu_features().avx2; }},
+#endif
+#if RC_ARM
+    {&neon::table, [] { return true; }},
 #endif
     {&portable::table, [] { return true; }},
 };

@@ -6,8 +6,10 @@
 
 #include "dtypes.h"
 
-#ifdef __F16C__
+#if defined(__F16C__)
 #include <immintrin.h>
+#elif defined(RC_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace ringcomm::RC_LEVEL {
@@ -107,7 +109,7 @@ struct Float16Format {
 
 using Bfloat16 = Half<Bfloat16Format>;
 
-#ifdef __F16C__
+#if defined(__F16C__) || defined(RC_NEON)
 // Whole vectors by the CPU's instructions, the rest as above.
 struct Float16 : Half<Float16Format> {
     static constexpr size_t lanes = RC_VECTOR_BYTES / sizeof(float);
@@ -129,14 +131,21 @@ struct Float16 : Half<Float16Format> {
     }
 
 private:
+#ifdef __F16C__
     static constexpr int nearest = _MM_FROUND_TO_NEAREST_INT;
-#ifdef __AVX512F__
+#endif
+#if defined(__AVX512F__)
     // Masked, with every lane taken: GCC 12 warns of uninitialized lanes in its own definition of the plain forms.
     static __m512 from_half(auto v) { return _mm512_maskz_cvtph_ps(0xffff, reinterpret_cast<__m256i>(v)); }
     static __m256i to_half(__m512 v) { return _mm512_maskz_cvtps_ph(0xffff, v, nearest); }
-#else
+#elif defined(__F16C__)
     static __m256 from_half(auto v) { return _mm256_cvtph_ps(reinterpret_cast<__m128i>(v)); }
     static __m128i to_half(__m256 v) { return _mm256_cvtps_ph(v, nearest); }
+#else
+    static auto from_half(auto v) {
+        return reinterpret_cast<Vector<float, lanes>>(vcvt_f32_f16(reinterpret_cast<float16x4_t>(v)));
+    }
+    static float16x4_t to_half(auto v) { return vcvt_f16_f32(reinterpret_cast<float32x4_t>(v)); }
 #endif
 };
 #else

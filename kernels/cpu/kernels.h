@@ -46,8 +46,8 @@ inline void copy_block(std::byte* target, const std::byte* source, size_t bytes,
     }
 }
 
-bool select_kernels(
-    const char* level);  // "portable", "avx2", "avx512", "" for the best; false: not supported by this CPU
+// "portable", "avx2", "avx512", "neon", "" for the best; false: not supported by this CPU
+bool select_kernels(const char* level);
 size_t dtype_bytes(int dtype);
 const char* dtype_name(int dtype);
 const char* op_name(int op);

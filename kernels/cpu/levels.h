@@ -10,6 +10,11 @@
 #else
 #define RC_X86 0
 #endif
+#if defined(__aarch64__) && !defined(RC_SCALAR)
+#define RC_ARM 1
+#else
+#define RC_ARM 0
+#endif
 
 namespace ringcomm {
 namespace portable {
@@ -20,6 +25,11 @@ namespace avx2 {
 extern const Kernels table;
 }
 namespace avx512 {
+extern const Kernels table;
+}
+#endif
+#if RC_ARM
+namespace neon {
 extern const Kernels table;
 }
 #endif

@@ -60,11 +60,11 @@ struct Definition;
 template <class Type>
 constexpr MultimemSum multimem_sum_of = NO_MULTIMEM_SUM;
 template <>
-constexpr MultimemSum multimem_sum_of<Number<float, REAL>> = MULTIMEM_FLOAT32;
+inline constexpr MultimemSum multimem_sum_of<Number<float, REAL>> = MULTIMEM_FLOAT32;
 template <>
-constexpr MultimemSum multimem_sum_of<Float16> = MULTIMEM_FLOAT16;
+inline constexpr MultimemSum multimem_sum_of<Float16> = MULTIMEM_FLOAT16;
 template <>
-constexpr MultimemSum multimem_sum_of<Bfloat16> = MULTIMEM_BFLOAT16;
+inline constexpr MultimemSum multimem_sum_of<Bfloat16> = MULTIMEM_BFLOAT16;
 
 // One dtype and one operation.
 template <class Type, int op>

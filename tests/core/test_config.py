@@ -267,7 +267,7 @@ def test_an_open_communicator_keeps_its_kernels(comm):
         return connect(0, 1, HashStore(), Config(**given))
 
     best = kernels()
-    others = [level for level in ("portable", "avx2", "avx512") if level != best]
+    others = [level for level in ("portable", "avx2", "avx512", "neon") if level != best]
     for level in others:
         with pytest.raises(ArgumentError, match=f"kernels: expected {best}, which other .*, got {level}"):
             alone(kernels=level)

@@ -9,6 +9,7 @@
 
 #include "core/collectives.h"
 #include "kernels/cpu/kernels.h"
+#include "memory/layout.h"
 
 namespace ringcomm {
 
@@ -27,7 +28,7 @@ void check_tuning(const rc_tuning* tuning) {
     for (uint64_t bytes : {tuning->arena_bytes, tuning->sub_arena_bytes}) {
         if (bytes > MAX_BYTES) rejectf("tuning: an arena of %" PRIu64 " bytes is too large", bytes);
     }
-    if (tuning->heap_bytes % 4096 || tuning->heap_bytes > uint64_t{1} << 45) {
+    if (tuning->heap_bytes % PAGE || tuning->heap_bytes > uint64_t{1} << 45) {
         rejectf("tuning.heap_bytes: expected whole pages up to 32 TiB, got %" PRIu64, tuning->heap_bytes);
     }
 }

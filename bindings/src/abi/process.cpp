@@ -23,7 +23,8 @@ int rc_kernels_select(const char* level) {
     return guarded([&] {
         check_pointer("level", level);
         if (!select_kernels(level)) {
-            rejectf("this CPU has no kernels '%s': expected portable, avx2 or avx512, or nothing for the best", level);
+            rejectf("this CPU has no kernels '%s': expected portable, avx2, avx512 or neon, or nothing for the best",
+                    level);
         }
     });
 }

@@ -45,10 +45,10 @@ uint64_t FlightRecord::start(uint64_t signature, uint64_t count, uint64_t epoch,
 void FlightRecord::end(uint64_t number, int status) {
     FlightEntry& entry = entries[number % FLIGHT_CALLS];
     if (entry.number.load(std::memory_order_relaxed) != number) return;  // FLIGHT_CALLS calls ago: overwritten
-    entry.status.store(status, std::memory_order_relaxed);
+    entry.status.store(status, std::memory_order_release);
     if (status) {
         const bool waited = status != RC_MISMATCH && waited_at.load() >= number;
-        entry.waited_for.store(waited ? waited_for.load() : 0, std::memory_order_relaxed);
+        entry.waited_for.store(waited ? waited_for.load() : 0, std::memory_order_release);
     }
     entry.end.store(tick_ns(), std::memory_order_release);
 }

@@ -37,24 +37,6 @@ void set_option(int fd, int level, int option, int value) {
 
 }  // namespace
 
-struct SocketLink::Peer : Connection {
-    using Connection::Connection;
-
-    // Once a send has failed, a read finds the end.
-    bool readable() const {
-        return awaits_anything() || (open() && (expecting || !failure().empty() || holds_received()));
-    }
-    bool busy() const { return open() && (readable() || has_queued()); }
-
-    bool active = false;  // it is in active_
-    int expecting = 0;    // an answer to a packet, for so many calls of progress()
-    uint32_t watched = EPOLLIN;
-    std::vector<uint32_t> watched_flows;
-    bool wanted = false;  // a connection, by connect()
-    int wanted_flows = 0;
-    std::vector<std::string> ended_flows;  // why, since the last look
-};
-
 SocketLink::SocketLink(int rank, int size, const std::string& name, double idle_timeout, double resend_timeout)
     : Link(rank, size),
       idle_timeout_(idle_timeout),

@@ -2,6 +2,8 @@
 // docs/network.md.
 #pragma once
 
+#include <sys/epoll.h>
+
 #include <algorithm>
 #include <chrono>
 #include <deque>
@@ -52,7 +54,24 @@ public:
 private:
     using Clock = std::chrono::steady_clock;
 
-    struct Peer;
+    struct Peer : Connection {
+        using Connection::Connection;
+
+        // Once a send has failed, a read finds the end.
+        bool readable() const {
+            return awaits_anything() || (open() && (expecting || !failure().empty() || holds_received()));
+        }
+        bool busy() const { return open() && (readable() || has_queued()); }
+
+        bool active = false;  // it is in active_
+        int expecting = 0;    // an answer to a packet, for so many calls of progress()
+        uint32_t watched = EPOLLIN;
+        std::vector<uint32_t> watched_flows;
+        bool wanted = false;  // a connection, by connect()
+        int wanted_flows = 0;
+        std::vector<std::string> ended_flows;  // why, since the last look
+    };
+
     // Of an event of epoll: the connection of a peer, or one of its flows.
     struct Source {
         Source(int peer, int flow = -1) : peer(peer), flow(flow) {}

@@ -19,7 +19,12 @@
 namespace ringcomm {
 
 constexpr size_t LINE = 128;  // two cache lines: the adjacent-line prefetcher fetches pairs
-constexpr size_t PAGE = 4096;
+// What mappings begin at, a multiple of the kernel's page: that of Arm servers may have 64 KiB.
+#ifdef __aarch64__
+constexpr size_t PAGE = 64 << 10;
+#else
+constexpr size_t PAGE = 4 << 10;
+#endif
 constexpr size_t RECORD_LINES = 8, RECORD_HEAD = 32, INLINE_BYTES = RECORD_LINES * 64 - RECORD_HEAD;
 
 constexpr size_t divide_up(size_t value, size_t by) { return (value + by - 1) / by; }

@@ -49,7 +49,7 @@ void ShmGroup::ensure_ready() {
 }
 
 void ShmGroup::allocate() {
-    if (allocated_.load(std::memory_order_relaxed)) return;
+    if (allocated_.load(std::memory_order_acquire)) return;
     const std::lock_guard lock(allocation_mutex_);
     if (allocated_.load()) return;
     try {

@@ -62,7 +62,7 @@ public:
     StoredFailure stored_failure() const;
     int member(int r) const override { return memory_.members[r]; }
     void allocate() override;
-    bool used() const override { return allocated_.load(std::memory_order_relaxed); }
+    bool used() const override { return allocated_.load(std::memory_order_acquire); }
     std::string how_it_ended(int r) override;
     bool closed(int r) const override { return header(r).state.load() == RANK_CLOSED; }
     // collectives/collectives.cpp, starts.cpp

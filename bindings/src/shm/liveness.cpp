@@ -68,9 +68,9 @@ Liveness::~Liveness() {
 }
 
 bool Liveness::dead(int r) {
-    if (dead_[r].load(std::memory_order_relaxed)) return true;
+    if (dead_[r].load(std::memory_order_acquire)) return true;
     if (!ended(r) && !replaced(r)) return false;
-    dead_[r].store(true, std::memory_order_relaxed);
+    dead_[r].store(true, std::memory_order_release);  // who sees it sees all that the rank has written
     return true;
 }
 

@@ -108,7 +108,7 @@ def at_level(comm):
     return ffi.string(lib.rc_kernels_name()).decode(), os.getpid(), everywhere
 
 
-@pytest.fixture(params=["portable", "avx2", "avx512"])
+@pytest.fixture(params=["portable", "avx2", "avx512", "neon"])
 def level(request, monkeypatch):
     missing = lib.rc_kernels_select(request.param.encode())
     lib.rc_kernels_select(b"")

@@ -338,7 +338,7 @@ void check_dtypes(const std::vector<std::string>& levels, std::integer_sequence<
 int main() {
     const std::string best = kernels().name;
     std::vector<std::string> levels;
-    for (const char* level : {"portable", "avx2", "avx512"})
+    for (const char* level : {"portable", "avx2", "avx512", "neon"})
         if (select_kernels(level)) {
             expect(kernels().name == std::string(level), "select_kernels gave another level");
             levels.push_back(level);
