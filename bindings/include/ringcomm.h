@@ -93,7 +93,8 @@ const rc_error* rc_last_error(void);
 
 /* Called periodically while a call waits on the main thread; non-zero ends the wait with RC_INTERRUPTED. */
 void rc_set_interrupt(int (*interrupt)(void));
-/* Call in the child of a fork: the parent's communicators and buffers are unusable there; freeing one does nothing. */
+/* Call in the child of a fork: the parent's communicators, buffers and TLS are unusable there; freeing one does
+ * nothing. */
 void rc_after_fork(void);
 
 /* Kernels. `level`: "portable", "avx2", "avx512", "neon", or "" for the best of this CPU. */

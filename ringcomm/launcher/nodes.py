@@ -99,8 +99,8 @@ class _Launchers(Start):
 
 def _serve(options: NodeOptions) -> Server:
     """Serve the sessions of the job, in the launcher of node 0."""
+    tls = find_identity(options.tls)
     try:
-        tls = find_identity(options.tls)
         host, port = split_address(options.address)
         bound = options.bound or host
         purpose = "--master-addr" if bound == host else "RINGCOMM_BIND_ADDRESS"

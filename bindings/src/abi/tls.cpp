@@ -7,6 +7,7 @@ using namespace ringcomm;
 
 struct rc_tls_identity {
     const TlsIdentity identity;
+    const uint64_t generation = fork_generation.load();
 };
 
 int rc_tls_load(const char* certificate, const char* key, const char* authority, rc_tls_identity** identity) {
@@ -19,7 +20,9 @@ int rc_tls_load(const char* certificate, const char* key, const char* authority,
     });
 }
 
-void rc_tls_unload(rc_tls_identity* identity) { delete identity; }
+void rc_tls_unload(rc_tls_identity* identity) {
+    if (identity && identity->generation == fork_generation.load()) delete identity;
+}
 
 int rc_tls_open(const rc_tls_identity* identity, int socket, int accepts, rc_tls** tls) {
     return guarded([&] {
@@ -47,4 +50,6 @@ int rc_tls_holds(const rc_tls* tls) { return tls->stream->holds_received(); }
 
 const char* rc_tls_failure(const rc_tls* tls) { return tls->stream->failure().c_str(); }
 
-void rc_tls_free(rc_tls* tls) { delete tls; }
+void rc_tls_free(rc_tls* tls) {
+    if (tls && tls->generation == fork_generation.load()) delete tls;
+}

@@ -4,11 +4,13 @@
 #include <memory>
 #include <utility>
 
+#include "core/peer_group.h"
 #include "link/tls.h"
 
 // The socket is the caller's as long as it has this handle.
 struct rc_tls {
     std::unique_ptr<ringcomm::TlsStream> stream;
+    const uint64_t generation = ringcomm::fork_generation.load();
 
     ~rc_tls() {
         if (stream) stream->fd = -1;

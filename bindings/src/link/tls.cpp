@@ -83,8 +83,9 @@ TlsIdentity::TlsIdentity(const std::string& certificate, const std::string& key,
 
 TlsStream::TlsStream(const TlsIdentity& identity, int fd, TlsRole role, uint64_t key_records)
     : ByteStream(fd), ssl_(api().ssl_new(identity.context())), key_records_(key_records) {
-    Bio* const bio = api().bio_new(method());
-    if (!ssl_ || !bio) {
+    Bio* const bio = ssl_ ? api().bio_new(method()) : nullptr;
+    if (!bio) {
+        api().ssl_free(ssl_);
         this->fd = -1;  // it is still the caller's
         throw Failure(RC_SYSTEM, "no memory for a TLS connection");
     }

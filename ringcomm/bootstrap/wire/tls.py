@@ -2,7 +2,6 @@
 
 import errno
 import os
-from functools import cache
 from typing import Any
 
 from ringcomm.bootstrap.wire.framing import MessageSocket
@@ -45,10 +44,14 @@ class TlsIdentity:
         peer.channel = TlsChannel(self.handle, peer.fileno(), accepts)
 
 
-@cache
+_identities: dict[str, TlsIdentity] = {}  # by the setting: one, whichever thread asks first
+
+
 def find_identity(files: str | None) -> TlsIdentity | None:
     """Return the identity of a setting `tls`, or None without one."""
-    return TlsIdentity(*files.split(",")) if files else None
+    if not files:
+        return None
+    return _identities.get(files) or _identities.setdefault(files, TlsIdentity(*files.split(",")))
 
 
 class TlsChannel:

@@ -56,8 +56,12 @@ def join(comm: Any, config: Config) -> Transport:
         left.free_if_unused()  # MPI has few communicators
     own = duplicate(comm, config.start_limit)
     rank = own.Get_rank()
-    mine = {**facts_of(rank, config), "secret": secrets.token_hex(16), "serialized": serialized()}
-    mine["tls"] = config.tls is not None
+    mine = {
+        **facts_of(rank, config),
+        "secret": secrets.token_hex(16),
+        "serialized": serialized(),
+        "tls": config.tls is not None,
+    }
     ranks = all_gather_facts(own, mine, config.start_limit)
     job = JobFacts(rank, ranks, config)
     config, layout = job.config, job.layout
