@@ -48,6 +48,15 @@ def await_end(peer):
 
 
 @contextmanager
+def free_port():
+    """Yield a port of LOCAL that nobody gets who asks for any (see Job in harness/nodes.py)."""
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((LOCAL, 0))
+        yield reserved.getsockname()[1]
+
+
+@contextmanager
 def unanswering_listener():
     """Yield the address of a listener whose queue is full: the kernel answers no further attempt to connect."""
     with ExitStack() as opened:

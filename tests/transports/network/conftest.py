@@ -1,8 +1,10 @@
 """Meshes between ranks that are threads."""
 
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,8 @@ from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.transports.network.host_layout import layout_of
 from ringcomm.transports.network.search import RUNS
 from ringcomm.transports.network.sockets import connect_mesh
+
+CERTIFICATES = Path(__file__).parents[2] / "cases" / "tls"  # all valid for a century, but the one that has expired
 
 
 @pytest.fixture
@@ -47,3 +51,16 @@ def meshes(store, pool):
         for mesh in found:
             mesh.find_ended(lambda rank: states.get(rank, RUNS))
         yield found, states
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Return the setting with this certificate, and that authority: `files(name, authority)`."""
+    shutil.copytree(CERTIFICATES, tmp_path / "tls")
+    for key in (tmp_path / "tls").glob("*.key"):
+        key.chmod(0o600)
+
+    def named(name="rank", authority="authority"):
+        return ",".join(str(tmp_path / "tls" / each) for each in (f"{name}.pem", f"{name}.key", f"{authority}.pem"))
+
+    return named
