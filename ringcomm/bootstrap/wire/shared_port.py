@@ -1,8 +1,8 @@
 """The port of this process at one of its addresses, at which others reach all servers of the process.
 
 RINGCOMM_PORT_RANGE leaves a process one port, but it has a server for each start and each group between hosts. So a
-thread accepts peers at the port, and hands each to the server whose secret it has proved. The port is open as long as
-any server is reached there.
+thread accepts peers at the port, and hands each, with its TLS, to the server whose secret it has proved. The port is
+open as long as any server is reached there.
 
 A server may be closed by the garbage collector, in any thread: so nothing that closes one takes a lock or waits.
 """

@@ -146,7 +146,7 @@ class TcpPeers(Gate):
                 _watch(peer, self._keepalive)
         except OSError:  # it has disconnected again
             return None, ""
-        return peer if isinstance(peer, MessageSocket) else MessageSocket(peer), ""
+        return peer if isinstance(peer, MessageSocket) else MessageSocket(peer), ""  # a shared port's has its TLS
 
     def due(self) -> float:
         return self._probe_at
