@@ -11,7 +11,7 @@ from ringcomm.bootstrap.place import Place, find_place
 from ringcomm.bootstrap.store import Store, open_store
 from ringcomm.communicator import Communicator, open_transports
 from ringcomm.config import Config, start_logging
-from ringcomm.errors import refuse
+from ringcomm.errors import ArgumentError, refuse
 from ringcomm.native import check, ffi, lib
 from ringcomm.trace.recorder import check_folder_if_asked
 from ringcomm.transports.choice import choose_transport
@@ -22,8 +22,8 @@ __all__ = ["connect", "init"]
 def init(timeout: float | None = None, config: Config | None = None, mpi_comm: Any = None) -> Communicator:
     """Connect the ranks that a launcher has started together.
 
-    `ringcomm run`, torchrun, mpirun and srun start ranks on any number of machines. Without a launcher the communicator
-    has one rank.
+    `ringcomm run`, torchrun, mpirun and srun start ranks on any number of machines: docs/starting.md has a table of
+    launchers. Without one the communicator has one rank.
 
     Args:
         timeout: Seconds for the start (unless the settings have a `start_timeout`) and, unless a call overrides it, for
@@ -37,7 +37,7 @@ def init(timeout: float | None = None, config: Config | None = None, mpi_comm: A
         Aborted: Another rank failed; the message has its error.
         MemoryShortage: The shared memory cannot be allocated.
         ArgumentError: The ranks run different versions of ringcomm, or a setting or the environment is wrong, as where
-            RINGCOMM_TRACE names a folder that cannot be written.
+            RINGCOMM_TRACE names a folder that cannot be written, or RANK is set without WORLD_SIZE.
         SystemExit: `ringcomm run --respawn` has restarted this rank, but no rank is left that it could join, or
             none has called `grow` for `timeout` seconds.
     """
@@ -61,8 +61,8 @@ def init(timeout: float | None = None, config: Config | None = None, mpi_comm: A
     place = replace(find_place(), tls=config.tls)
     if not place.restarts:  # a rank that comes back joins a job that goes on, also where the disk is full by now
         check_folder_if_asked()
-    if place.hosts and place.launcher == "torchrun":
-        return _connect_under_torchrun(config)
+    if place.hosts and place.torch:
+        return _connect_through_torch(place, config)
     transport = choose_transport(place, config)
     _prepare(config)  # before it joins: every rank refuses its own settings, and waits for none
     if place.max_restarts is not None:
@@ -80,11 +80,14 @@ def connect(rank: int, size: int, store: Store, config: Config, hosts: bool = Fa
     return Communicator(transport.connect(rank, size, store, config))
 
 
-def _connect_under_torchrun(config: Config) -> Communicator:
-    # torchrun serves a store that only torch can open; nothing else of ringcomm.init imports torch.
-    from ringcomm.bootstrap.torch_start import start_under_torchrun
-
-    with start_under_torchrun(config) as start:
+def _connect_through_torch(place: Place, config: Config) -> Communicator:
+    # Only torch can open its store; nothing else of ringcomm.init imports torch.
+    try:
+        from ringcomm.bootstrap.torch_start import start_in_environment
+    except ModuleNotFoundError:
+        text = f"ranks that {place.launcher} has started on several hosts need torch, through whose store they start"
+        raise ArgumentError(f"{text}: pip install 'ringcomm[torch]', or start them with ringcomm run") from None
+    with start_in_environment(config) as start:
         return connect(start.rank, start.size, start.store, config, start.hosts)
 
 

@@ -14,6 +14,8 @@ from ringcomm.errors import CollectiveTimeout, PeerLost
 
 __all__ = ["Endpoint", "find_endpoint"]
 
+IN_START = " during startup"
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -52,13 +54,8 @@ class Endpoint:
 def find_endpoint(place: Place, keepalive: float = KEEPALIVE) -> Endpoint:
     """Return the endpoint of the server of a job: the launcher, or rank 0 where another launcher has started it."""
     store = place.store
-    if is_between_hosts(store):
-        from ringcomm.bootstrap.wire import tcp  # its handshake takes hashlib, and thereby OpenSSL
-        from ringcomm.bootstrap.wire.tls import find_identity
-
-        secret, tls = os.fsencode(place.secret), find_identity(place.tls)
-        name = f"the launcher of node 0 ({store})"
-        return Endpoint(name, lambda seconds: tcp.connect(store, secret, seconds, keepalive, tls=tls), address=store)
+    if is_between_hosts(store) or place.rank_0:
+        return _endpoint_of_hosts(place, keepalive)
     address = unix.public_address(store.removeprefix(UNIX)) if store else unix.user_address(place.job)
     rank = None if store else rank_in_job(place.members, 0)
     return Endpoint(
@@ -66,5 +63,19 @@ def find_endpoint(place: Place, keepalive: float = KEEPALIVE) -> Endpoint:
         connect=lambda seconds: unix.connect(address, seconds, MessageSocket),
         secret=place.secret,
         rank=rank,
-        suffix="" if store else " during startup",
+        suffix="" if store else IN_START,
+    )
+
+
+def _endpoint_of_hosts(place: Place, keepalive: float) -> Endpoint:
+    from ringcomm.bootstrap.wire import tcp  # its handshake takes hashlib, and thereby OpenSSL
+    from ringcomm.bootstrap.wire.tls import find_identity
+
+    address, secret, tls = place.store or place.rank_0, os.fsencode(place.secret), find_identity(place.tls)
+    return Endpoint(
+        name=f"the launcher of node 0 ({address})" if place.store else f"rank 0 ({address})",
+        connect=lambda seconds: tcp.connect(address, secret, seconds, keepalive, tls=tls),
+        rank=None if place.store else 0,
+        suffix="" if place.store else IN_START,
+        address=address,
     )

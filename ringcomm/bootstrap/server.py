@@ -7,9 +7,10 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from types import MappingProxyType
 
 from ringcomm.bootstrap.member_store import MemberStore
 from ringcomm.bootstrap.place import UNIX, Place
@@ -72,6 +73,7 @@ class Server(threading.Thread):
         main: the name of a session, and the session, which `close` waits for
         membership: the session of the members of the job, if `main` has to know of it
         linger: seconds for which it waits, if LINGER is less, unless that session has failed
+        earlier: starts that have failed elsewhere, of which it tells late ranks
     """
 
     def __init__(
@@ -82,13 +84,14 @@ class Server(threading.Thread):
         main: tuple[str, Start] | None = None,
         membership: MemberStore | None = None,
         linger: float = 0.0,
+        earlier: Mapping[str, Start] = MappingProxyType({}),
     ) -> None:
         super().__init__(name="ringcomm store", daemon=True)
         self._secret = None if secret is None else os.fsencode(secret)
         self.membership = membership or MemberStore()
         self._shrink = Shrink(self._end_start)
-        self._main = main[1] if main else None
-        self._starts: dict[str, Start] = dict([main] if main else [])
+        self._rank, self._main = rank, main[1] if main else None
+        self._starts: dict[str, Start] = {**earlier, **dict([main] if main else [])}
         self._joined: dict[MessageSocket, BaseSession] = {}
         self._linger, self._late = linger, 0.0
         self._peers = PeerServer(gate, self._receive, rank)
@@ -111,6 +114,11 @@ class Server(threading.Thread):
         if self.is_alive():
             with suppress(RuntimeError):  # no thread can be started
                 threading.Thread(target=self.join, daemon=False).start()
+
+    @property
+    def failed(self) -> dict[str, Start]:
+        """The starts that have failed, once the server has ended."""
+        return {name: start for name, start in self._starts.items() if start.failure}
 
     def run(self) -> None:
         try:
@@ -184,7 +192,13 @@ class Server(threading.Thread):
             self._refuse(peer, MALFORMED)
 
     def _join(self, peer: MessageSocket, hello: Frame) -> None:
-        """Let a peer join a session, or refuse it."""
+        """Let a peer join a session, or refuse it; drop the one of another start than this rank serves.
+
+        That one looks again: rank 0 serves its starts one after another, over TCP at one address.
+        """
+        if self._rank is not None and self._main and hello.fields["session"] not in self._starts:
+            self._peers.drop(peer)
+            return
         if self._secret is not None and not hmac.compare_digest(os.fsencode(str(hello.fields["secret"])), self._secret):
             self._refuse(peer, "wrong secret for this job")
             return

@@ -177,7 +177,12 @@ def open_store(place: Place, timeout: float) -> Iterator[Store]:
 @contextmanager
 def job_store(place: Place, timeout: float) -> Iterator[Store]:
     """Open the store of a job that no other startup uses."""
-    serve = None if place.store else partial(rank_0_server, place)
+    serve: Callable[[], Server] | None = None if place.store else partial(rank_0_server, place)
+    if place.rank_0:
+        from ringcomm.bootstrap.rank_0 import find_rank_0, serve_hosts
+
+        place = find_rank_0(place)
+        serve = partial(serve_hosts, place, timeout)
     with serve_or_join(serve, find_endpoint(place), place, timeout) as store:
         yield store
 

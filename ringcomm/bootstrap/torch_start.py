@@ -14,12 +14,14 @@ from ringcomm.bootstrap.place import master_address
 from ringcomm.bootstrap.rendezvous import Rendezvous
 from ringcomm.bootstrap.store import Store
 from ringcomm.config import Config
-from ringcomm.errors import PeerLost
+from ringcomm.errors import ArgumentError, CollectiveTimeout, PeerLost
 
-__all__ = ["TorchStart", "start_through", "start_under_torchrun", "store_lost"]
+__all__ = ["TorchStart", "start_in_environment", "start_through", "store_lost"]
 
 c10d: Any = dist.distributed_c10d
 TorchStore = Any
+
+_last_store: TorchStore = None  # of the last start in the environment: without it, torch ends what this process serves
 
 
 class TorchStart(NamedTuple):
@@ -33,9 +35,19 @@ class TorchStart(NamedTuple):
 
 
 @contextmanager
-def start_under_torchrun(config: Config) -> Iterator[TorchStart]:
-    """Start through the store that torchrun serves; see start_through."""
-    torch_store, rank, size = next(c10d.rendezvous("env://", timeout=timedelta(seconds=config.start_limit)))
+def start_in_environment(config: Config) -> Iterator[TorchStart]:
+    """Start through the store at MASTER_ADDR and MASTER_PORT; see start_through.
+
+    torchrun serves it, or else rank 0, until it exits: the others may need it for their next start.
+    """
+    global _last_store
+    try:
+        torch_store, rank, size = next(c10d.rendezvous("env://", timeout=timedelta(seconds=config.start_limit)))
+    except (dist.DistError, ValueError) as error:
+        kind = CollectiveTimeout if "timed out" in str(error) else ArgumentError
+        reason = str(error).partition("\n")[0]
+        raise kind(f"cannot open the store of torch.distributed at {master_address()}: {reason}") from None
+    _last_store = torch_store
     with start_through(c10d.PrefixStore("ringcomm.init", torch_store), rank, size, config) as start:
         yield start
 

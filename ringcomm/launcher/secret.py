@@ -3,14 +3,14 @@
 import hmac
 import os
 
+from ringcomm.bootstrap.secret import MAKE_ONE, check_length
 from ringcomm.config import JOB_SECRET, job_secret
 from ringcomm.errors import ArgumentError
 from ringcomm.machine.files import check_private
 
 __all__ = ["find_secret"]
 
-MIN_BYTES = 32
-HINT = "make one, for example by `openssl rand -hex 32`, and give the same to all nodes"
+HINT = f"make one, for example by `{MAKE_ONE}`, and give the same to all nodes"
 
 
 def find_secret(path: str | None, address: str) -> str:
@@ -23,8 +23,7 @@ def find_secret(path: str | None, address: str) -> str:
     if not secret:
         missing = f"{path} is empty" if path else f"--nnodes needs a secret in {JOB_SECRET} or --secret-file"
         raise ArgumentError(f"{missing}: {HINT}")
-    if len(os.fsencode(secret)) < MIN_BYTES:
-        raise ArgumentError(f"the secret in {source} has fewer than {MIN_BYTES} bytes: {HINT}")
+    check_length(secret, source, HINT)
     return hmac.digest(os.fsencode(secret), address.encode(), "sha256").hex() if is_of_another else secret
 
 

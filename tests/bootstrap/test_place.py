@@ -34,6 +34,14 @@ SRUN = {
     "PMI_RANK": "1",
     "PMI_SIZE": "4",
 }
+SECRET = 32 * "5a"
+SRUN_ON_HOSTS = {
+    **SRUN,
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_STEP_NODELIST": "node[08-09]",
+    "RINGCOMM_JOB_SECRET": SECRET,
+}
+ENV = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 MPICH = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}
 
 
@@ -49,9 +57,25 @@ MPICH = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}
             {**OURS, "RINGCOMM_STORE": "unix:name"},
             Place(1, 4, "ringcomm run/j", "secret", "ringcomm run", store="unix:name"),
         ),
-        (TORCHRUN, Place(1, 4, "torchrun/none/29500/2", "", "torchrun")),
+        (TORCHRUN, Place(1, 4, "torchrun/none/29500/2", "", "torchrun", torch=True)),
         (OPEN_MPI, Place(1, 4, "Open MPI/prterun-host-17@1", "", "Open MPI", mpi=True)),
         (SRUN, Place(1, 4, "srun/7/0", "", "srun", mpi=True)),
+        (
+            SRUN_ON_HOSTS,
+            Place(1, 4, "srun/7/0", SECRET, "srun", hosts=True, rank_0="node08:20007", last_host="node09"),
+        ),
+        (
+            {**SRUN_ON_HOSTS, "MASTER_ADDR": "10.0.0.8", "MASTER_PORT": "29500"},
+            Place(1, 4, "srun/7/0", SECRET, "srun", hosts=True, rank_0="10.0.0.8:20007"),
+        ),
+        (
+            ENV,
+            Place(
+                *(1, 4, "a launcher of torch.distributed/10.0.0.1/29500", "", "a launcher of torch.distributed"),
+                hosts=True,
+                torch=True,
+            ),
+        ),
     ],
     ids=lambda value: getattr(value, "launcher", ""),
 )
@@ -71,17 +95,26 @@ def test_a_slurm_batch_script_is_one_rank():
 def test_the_innermost_launcher_wins():
     assert find_place({**SRUN, **TORCHRUN, "RANK": "2"}).rank == 2
     assert find_place({**SRUN, **TORCHRUN, **OPEN_MPI, **OURS, "RINGCOMM_RANK": "3"}).rank == 3
+    assert find_place({**ENV, "RANK": "2", **OPEN_MPI}).rank == 1
 
 
-@pytest.mark.parametrize("stray", [{"RANK": "3"}, {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}])
+def test_the_actors_of_ray_have_a_place_of_their_own_in_the_step_that_has_started_ray():
+    ray_start = {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    place = find_place({**ray_start, **ENV, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "NODE_RANK": "0"})
+    assert (place.rank, place.size, place.torch) == (1, 4, True)
+
+
+@pytest.mark.parametrize("stray", [{"RANK": "3"}, {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, ENV])
 def test_variables_that_any_program_may_set_do_not_mark_torchrun(stray):
     assert find_place({**OPEN_MPI, **stray}).launcher == "Open MPI"
-    assert find_place(stray).launcher == "none"
 
 
-def test_a_world_size_that_no_launcher_set_is_ignored_with_a_warning(caplog):
-    assert find_place({"RANK": "0", "WORLD_SIZE": "2"}).size == 1
-    assert "this rank is alone" in caplog.text
+@pytest.mark.parametrize(
+    "alone", [{"WORLD_SIZE": "1"}, {"RANK": "0", "WORLD_SIZE": "1"}, {**ENV, "RANK": "0", "WORLD_SIZE": "1"}]
+)
+def test_a_world_of_one_rank_needs_nothing_else(alone):
+    place = find_place(alone)
+    assert (place.rank, place.size, place.hosts) == (0, 1, False)
 
 
 @pytest.mark.parametrize("inner", [OURS, TORCHRUN, OPEN_MPI], ids=["ringcomm run", "torchrun", "Open MPI"])
@@ -132,6 +165,22 @@ def test_a_job_inside_a_rank_of_several_hosts_is_on_one(monkeypatch):
             "_RUN_ID is set without WORLD_SIZE and LOCAL_WORLD_SIZE and MASTER",
         ),
         (MPICH, "no ancestor of this process is MPICH's hydra"),
+        ({"RANK": "3"}, "RANK is set without WORLD_SIZE and MASTER_ADDR and MASTER_PORT; a launcher of torch"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK is set without MASTER_ADDR and MASTER_PORT; a launcher of torch"),
+        ({"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "WORLD_SIZE=2 is set without RANK, MASTER_ADDR and MASTER_PORT"),
+        ({**ENV, "RANK": "4"}, "expected 0 <= rank < size, got RANK=4, WORLD_SIZE=4"),
+        (
+            {"FLUX_TASK_RANK": "1"},
+            "FLUX_TASK_RANK=1 is of a launcher that ringcomm does not know: start the ranks with",
+        ),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "PMI_RANK=0 is of a launcher that ringcomm does not know"),
+        ({**SRUN_ON_HOSTS, "RINGCOMM_JOB_SECRET": "abc"}, "the secret in RINGCOMM_JOB_SECRET has fewer than 32 bytes"),
+        ({**SRUN_ON_HOSTS, "SLURM_STEP_NODELIST": "node[8"}, "SLURM_STEP_NODELIST: expected a list of hosts such as"),
+        ({**SRUN_ON_HOSTS, "SLURM_JOB_ID": "seven"}, "expected integers, got SLURM_JOB_ID=seven, SLURM_STEP_ID=0"),
+        (
+            {name: value for name, value in SRUN_ON_HOSTS.items() if name != "SLURM_STEP_NODELIST"},
+            "SLURM_STEP_NUM_TASKS is set without SLURM_STEP_NODELIST; srun sets them all",
+        ),
     ],
 )
 def test_variables_that_give_no_place_are_named(environ, names):

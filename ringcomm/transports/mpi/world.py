@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ringcomm.bootstrap.place import SRUN, SRUN_WITHOUT_MPI, find_place
 from ringcomm.errors import ArgumentError, CollectiveTimeout, refuse
 from ringcomm.machine.threads import start_thread
 from ringcomm.transports.mpi.finalize import abort_at_exit
@@ -26,7 +27,7 @@ def world(size: int) -> Any:
     found = mpi.COMM_WORLD.Get_size()
     if found != size:
         text = f"{size} ranks were started, but {mpi.Get_library_version().split(',')[0]} of mpi4py knows {found}"
-        raise ArgumentError(f"{text}: is it the MPI of the launcher?")
+        raise ArgumentError(f"{text}: is it the MPI of the launcher?" + _hint_of_srun())
     return mpi.COMM_WORLD
 
 
@@ -109,8 +110,15 @@ def _mpi() -> Any:
         from mpi4py import MPI
     except ModuleNotFoundError:
         text = f"ranks that MPI connects need mpi4py: {hint}, or 'ringcomm[mpi]' beside an MPI of the machine"
-        raise ArgumentError(text) from None
+        raise ArgumentError(text + _hint_of_srun()) from None
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
-        raise ArgumentError(f"mpi4py cannot load an MPI ({reason}): {hint}, or install one on the machine") from None
+        raise ArgumentError(
+            f"mpi4py cannot load an MPI ({reason}): {hint}, or install one on the machine{_hint_of_srun()}"
+        ) from None
     return MPI
+
+
+def _hint_of_srun() -> str:
+    """Return how tasks of srun start without MPI; "" under another launcher."""
+    return f" ({SRUN_WITHOUT_MPI})" if find_place().launcher == SRUN else ""

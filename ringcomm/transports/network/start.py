@@ -34,7 +34,7 @@ FACTS = "network"  # in the store
 
 
 def serves(place: Place) -> bool:
-    return place.hosts and (bool(place.store) or place.launcher == "a store")
+    return place.hosts and (bool(place.store or place.rank_0) or place.launcher == "a store")
 
 
 def connect(rank: int, size: int, store: Store, config: Config) -> Transport:
