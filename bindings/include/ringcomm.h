@@ -383,14 +383,13 @@ typedef struct rc_tls_identity rc_tls_identity;
 int rc_tls_load(const char* certificate, const char* key, const char* authority, rc_tls_identity** identity);
 void rc_tls_unload(rc_tls_identity* identity);
 /* On a connected socket, which the caller keeps; one of its ends `accepts`. rc_tls_receive and rc_tls_send do not wait,
- * and return as recv and send do, and in place of -1 and errno the negative errno. The handshake is a part of them:
- * before its end rc_tls_send returns -EINPROGRESS, and the socket has to be readable. After -EPROTO rc_tls_failure says
- * what is wrong. */
+ * and give in `moved` what recv and send return, and in place of -1 and errno the negative errno. The handshake is a
+ * part of them: before its end rc_tls_send gives -EINPROGRESS, and the socket has to be readable. After -EPROTO
+ * rc_tls_failure says what is wrong. `holds`: whether more can be received although the socket need not be readable. */
 typedef struct rc_tls rc_tls;
 int rc_tls_open(const rc_tls_identity* identity, int socket, int accepts, rc_tls** tls);
-int64_t rc_tls_receive(rc_tls* tls, void* data, uint64_t bytes);
-int64_t rc_tls_send(rc_tls* tls, const void* data, uint64_t bytes);
-int rc_tls_holds(const rc_tls* tls); /* what can be received although the socket need not be readable */
+int rc_tls_receive(rc_tls* tls, void* data, uint64_t bytes, int64_t* moved, int* holds);
+int rc_tls_send(rc_tls* tls, const void* data, uint64_t bytes, int64_t* moved);
 const char* rc_tls_failure(const rc_tls* tls);
 void rc_tls_free(rc_tls* tls);
 

@@ -34,21 +34,31 @@ int rc_tls_open(const rc_tls_identity* identity, int socket, int accepts, rc_tls
     });
 }
 
-int64_t rc_tls_receive(rc_tls* tls, void* data, uint64_t bytes) {
-    const iovec part{data, bytes};
-    const ssize_t got = tls->stream->read({&part, 1});
-    return got < 0 ? -errno : got;
+int rc_tls_receive(rc_tls* tls, void* data, uint64_t bytes, int64_t* moved, int* holds) {
+    return guarded([&] {
+        check_pointer("tls", tls);
+        check_pointer("data", data);
+        check_pointer("moved", moved);
+        check_pointer("holds", holds);
+        const iovec part{data, bytes};
+        const ssize_t got = tls->stream->read({&part, 1});
+        *moved = got < 0 ? -errno : got;
+        *holds = tls->stream->holds_received();
+    });
 }
 
-int64_t rc_tls_send(rc_tls* tls, const void* data, uint64_t bytes) {
-    const iovec part{const_cast<void*>(data), bytes};
-    const ssize_t sent = tls->stream->write({&part, 1});
-    return sent < 0 ? -errno : sent;
+int rc_tls_send(rc_tls* tls, const void* data, uint64_t bytes, int64_t* moved) {
+    return guarded([&] {
+        check_pointer("tls", tls);
+        check_pointer("data", data);
+        check_pointer("moved", moved);
+        const iovec part{const_cast<void*>(data), bytes};
+        const ssize_t sent = tls->stream->write({&part, 1});
+        *moved = sent < 0 ? -errno : sent;
+    });
 }
 
-int rc_tls_holds(const rc_tls* tls) { return tls->stream->holds_received(); }
-
-const char* rc_tls_failure(const rc_tls* tls) { return tls->stream->failure().c_str(); }
+const char* rc_tls_failure(const rc_tls* tls) { return tls ? tls->stream->failure().c_str() : ""; }
 
 void rc_tls_free(rc_tls* tls) {
     if (tls && tls->generation == fork_generation.load()) delete tls;

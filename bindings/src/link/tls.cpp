@@ -12,6 +12,7 @@ using namespace openssl;
 namespace {
 
 constexpr size_t READ_BUFFER = 64 << 10;  // several records take one system call
+constexpr size_t MOST_READ = 1 << 30;     // by a call of OpenSSL, which takes an int
 
 const OpenSsl& api() {
     static const OpenSsl* const loaded = [] {
@@ -137,7 +138,8 @@ ssize_t TlsStream::read(std::span<const iovec> parts) {
     ssize_t moved = 0;
     for (const iovec& part : parts) {
         for (size_t at = 0; at < part.iov_len;) {
-            const int got = api().read(ssl_, static_cast<std::byte*>(part.iov_base) + at, int(part.iov_len - at));
+            const int bytes = int(std::min(part.iov_len - at, MOST_READ));
+            const int got = api().read(ssl_, static_cast<std::byte*>(part.iov_base) + at, bytes);
             if (got <= 0) {
                 flush();  // of the handshake, or an alert
                 return moved ? moved : ended();

@@ -63,19 +63,23 @@ class TlsChannel:
         slot = ffi.new("rc_tls **")
         check(lib.rc_tls_open(identity, socket, accepts, slot))
         self.handle = ffi.gc(slot[0], lib.rc_tls_free)
+        self._moved, self._holds = ffi.new("int64_t *"), ffi.new("int *")
 
     def send(self, data: bytearray) -> int:
-        return self._moved(lib.rc_tls_send(self.handle, ffi.from_buffer(data), len(data)))
+        check(lib.rc_tls_send(self.handle, ffi.from_buffer(data), len(data), self._moved))
+        return self._result()
 
     def recv(self, count: int) -> bytes:
         data = ffi.new("char[]", count)
-        return bytes(ffi.buffer(data, self._moved(lib.rc_tls_receive(self.handle, data, count))))
+        check(lib.rc_tls_receive(self.handle, data, count, self._moved, self._holds))
+        return bytes(ffi.buffer(data, self._result()))
 
     def holds_received(self) -> bool:
         """Return whether something can be received although the socket need not be readable."""
-        return bool(lib.rc_tls_holds(self.handle))
+        return bool(self._holds[0])
 
-    def _moved(self, result: int) -> int:
+    def _result(self) -> int:
+        result = int(self._moved[0])
         if result == -errno.EPROTO:
             raise TlsFailure(ffi.string(lib.rc_tls_failure(self.handle)).decode())
         if result < 0:
