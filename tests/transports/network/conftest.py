@@ -1,21 +1,18 @@
 """Meshes between ranks that are threads."""
 
 import os
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from pathlib import Path
 
 import pytest
 
+from cases.certificates import certificates
 from cases.meshes import HOSTS, REACH, SECRET, TIMEOUT, check_connected
 from ringcomm.bootstrap.store import HashStore
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.transports.network.host_layout import layout_of
 from ringcomm.transports.network.search import RUNS
 from ringcomm.transports.network.sockets import connect_mesh
-
-CERTIFICATES = Path(__file__).parents[2] / "cases" / "tls"  # all valid for a century, but the one that has expired
 
 
 @pytest.fixture
@@ -55,12 +52,4 @@ def meshes(store, pool):
 
 @pytest.fixture
 def files(tmp_path):
-    """Return the setting with this certificate, and that authority: `files(name, authority)`."""
-    shutil.copytree(CERTIFICATES, tmp_path / "tls")
-    for key in (tmp_path / "tls").glob("*.key"):
-        key.chmod(0o600)
-
-    def named(name="rank", authority="authority"):
-        return ",".join(str(tmp_path / "tls" / each) for each in (f"{name}.pem", f"{name}.key", f"{authority}.pem"))
-
-    return named
+    return certificates(tmp_path)
