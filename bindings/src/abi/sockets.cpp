@@ -50,8 +50,8 @@ int rc_network_wanted(rc_network* network, int* readable, int* processes, int* f
 
 int rc_network_connect(rc_network* network, int process, int socket, rc_tls* tls, const char* failure) {
     return guarded([&] {
-        auto stream = adopt(socket, tls);
         SocketLink& sockets = sockets_of(network);
+        auto stream = adopt(socket, tls);
         check_rank("process", process, 0, sockets.size);
         NetworkWorld& world = *network->world;
         const std::lock_guard lock(world.mutex);
@@ -82,8 +82,8 @@ int rc_network_want_flows(rc_network* network, int count) {
 
 int rc_network_add_flow(rc_network* network, int process, int socket, rc_tls* tls) {
     return guarded([&] {
-        auto stream = adopt(socket, tls);
         SocketLink& sockets = sockets_of(network);
+        auto stream = adopt(socket, tls);
         check_rank("process", process, 0, sockets.size);
         check_range("socket", socket, 0, INT32_MAX);
         const std::lock_guard lock(network->world->mutex);
