@@ -159,8 +159,10 @@ def one_round(job: Job, calls: int, on: list[Host]) -> Round:
     return Round(seconds, max(used) / (untimed + calls), left / (untimed + calls))
 
 
-def start_jobs(setup: Setup, on: list[Host], stack: ExitStack) -> dict[str, Job]:
-    """Start the ranks of all libraries by `ringcomm run`, once on each host."""
+def start_jobs(
+    setup: Setup, on: list[Host], stack: ExitStack, modules: dict[str, str], **settings: dict[str, str]
+) -> dict[str, Job]:
+    """Start the ranks of all libraries by `ringcomm run`, once on each host; some have variables of their own."""
 
     def launcher(port: int) -> Callable[[int], list[str]]:
         def command(node: int) -> str:
@@ -180,9 +182,9 @@ def start_jobs(setup: Setup, on: list[Host], stack: ExitStack) -> dict[str, Job]
     if all(setup.rates):  # as an interface would say, and veth does not
         environment["RINGCOMM_LINK_BANDWIDTH"] = str(sum(map(gigabytes, filter(None, setup.rates))))
     jobs = {}
-    for i, (name, module) in enumerate(MODULES.items()):
-        start = launcher(29500 + i)
-        library = LibrarySpec(name, module, sys.executable, start, "RINGCOMM_RANK", environment, bound=name != FREE)
+    for i, (name, module) in enumerate(modules.items()):
+        start, own = launcher(29500 + i), environment | settings.get(name, {})
+        library = LibrarySpec(name, module, sys.executable, start, "RINGCOMM_RANK", own, bound=name != FREE)
         folder = stack.enter_context(TemporaryDirectory(prefix="ringcomm-bench-", ignore_cleanup_errors=True))
         jobs[name] = Job(library, size, Path(folder), TIMEOUT)
         stack.callback(jobs[name].kill)
@@ -271,7 +273,7 @@ def main() -> int:
         with interruptible(), ExitStack() as stack:
             on = stack.enter_context(hosts(setup.hosts, setup.rates))
             link = Link(on, stack.enter_context(TemporaryDirectory()))
-            jobs = start_jobs(setup, on, stack)
+            jobs = start_jobs(setup, on, stack, MODULES)
             for collective in arguments.collectives:
                 for size in arguments.sizes:
                     case = Case.of(collective, size, setup)

@@ -131,7 +131,8 @@ class Rank:
 
 def join(rank: Rank) -> Steps:
     if is_between_hosts(rank.place.store):
-        yield from client_handshake(rank.place.secret.encode())
+        assert rank.peer
+        yield from client_handshake(rank.place.secret.encode(), rank.peer, None)
     expect("joined", (yield hello_of(find_endpoint(rank.place), rank.place.job, rank.place)))
 
 

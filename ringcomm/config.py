@@ -84,6 +84,12 @@ def _addresses(what: str, value: Any) -> None:
         raise refuse(what, "addresses without a port (the setting port_range has those)", repr(value))
 
 
+def _three_files(what: str, value: Any) -> None:
+    each = value.split(",") if isinstance(value, str) else []
+    if len(each) != 3 or not all(each):
+        raise refuse(what, "the files CERTIFICATE,KEY,AUTHORITY, with commas between them, or None", repr(value))
+
+
 def _ports(text: str) -> range:
     first, dash, last = text.partition("-")
     return range(int(first), int(last if dash else first) + 1)
@@ -200,8 +206,8 @@ class Config:
 
     A field that is not given is read from the environment variable `RINGCOMM_<FIELD>`, else from the file of
     `ringcomm tune`, else it has its default. All ranks of a job use the values of rank 0, except `start_timeout`,
-    `kernels`, `log`, `host_id`, `host_address`, `bind_address`, `port_range` and `ucx`, which each process sets for
-    itself.
+    `kernels`, `log`, `host_id`, `host_address`, `bind_address`, `port_range`, `tls` and `ucx`, which each process sets
+    for itself.
 
     Attributes:
         timeout: Seconds a call may take, unless the call has a timeout of its own. Default: 300.
@@ -254,6 +260,10 @@ class Config:
         flows: Between hosts, over sockets: the number of connections that carry the large data of two ranks, at each
             address. None, the default: as `ringcomm tune --network` has measured, else 1.
         keepalive: Between hosts: seconds after which a host that does not answer is lost, at most a day. Default: 15.
+        tls: Between hosts, over sockets: three PEM files with commas between them, such as
+            "rank.pem,rank.key,ca.pem": the certificate of this process, its key, which nobody else may read, and the
+            authority that has signed the certificates of all. With it everything between hosts goes through TLS 1.3,
+            and both ends of a connection show a certificate; all ranks need it, or none. None, the default: no TLS.
         link: Between hosts, without MPI: "sockets" or "ucx". None, the default: UCX where all ranks have RDMA, else
             sockets, which are faster than UCX over TCP.
         ucx: The libucp to open, a path or a name. None, the default: that of the system, else that of the extra
@@ -286,6 +296,7 @@ class Config:
     port_range: str | None = _setting("port_range", None, str, _port_range)
     flows: int | None = _setting("flows", None, int, _whole(1, tuning.MOST_FLOWS))
     keepalive: float = _setting("keepalive", 15.0, float, _positive("seconds", MAX_KEEPALIVE))
+    tls: str | None = _setting("tls", None, str, _three_files)
     link: str | None = _setting("link", None, str, _one_of("sockets", "ucx"))
     ucx: str | None = _setting("ucx", None, str, _name)
     kernels: str | None = _setting("kernels", None, str, _one_of("portable", "avx2", "avx512", "neon"))

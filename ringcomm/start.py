@@ -58,7 +58,7 @@ def init(timeout: float | None = None, config: Config | None = None, mpi_comm: A
         check_folder_if_asked()
         with aborting_on_interrupt():
             return Communicator(join(mpi_comm, config))
-    place = find_place()
+    place = replace(find_place(), tls=config.tls)
     if not place.restarts:  # a rank that comes back joins a job that goes on, also where the disk is full by now
         check_folder_if_asked()
     if place.hosts and place.torch:

@@ -93,7 +93,8 @@ const rc_error* rc_last_error(void);
 
 /* Called periodically while a call waits on the main thread; non-zero ends the wait with RC_INTERRUPTED. */
 void rc_set_interrupt(int (*interrupt)(void));
-/* Call in the child of a fork: the parent's communicators and buffers are unusable there; freeing one does nothing. */
+/* Call in the child of a fork: the parent's communicators, buffers and TLS are unusable there; freeing one does
+ * nothing. */
 void rc_after_fork(void);
 
 /* Kernels. `level`: "portable", "avx2", "avx512", "neon", or "" for the best of this CPU. */
@@ -375,24 +376,41 @@ uint64_t rc_next_done(double timeout);
 int rc_work_drop(rc_work* work);
 void rc_work_free(rc_work* work); /* drops it */
 
+/* TLS 1.3 between hosts, by the OpenSSL of the system. An identity is a certificate with its key, and the authority of
+ * the certificates of all peers: paths of PEM files. RC_ARGUMENT names a file that cannot be used, or says that
+ * there is no OpenSSL. */
+typedef struct rc_tls_identity rc_tls_identity;
+int rc_tls_load(const char* certificate, const char* key, const char* authority, rc_tls_identity** identity);
+void rc_tls_unload(rc_tls_identity* identity);
+/* On a connected socket, which the caller keeps; one of its ends `accepts`. rc_tls_receive and rc_tls_send do not wait,
+ * and give in `moved` what recv and send return, and in place of -1 and errno the negative errno. The handshake is a
+ * part of them: before its end rc_tls_send gives -EINPROGRESS, and the socket has to be readable. After -EPROTO
+ * rc_tls_failure says what is wrong. `holds`: whether more can be received although the socket need not be readable. */
+typedef struct rc_tls rc_tls;
+int rc_tls_open(const rc_tls_identity* identity, int socket, int accepts, rc_tls** tls);
+int rc_tls_receive(rc_tls* tls, void* data, uint64_t bytes, int64_t* moved, int* holds);
+int rc_tls_send(rc_tls* tls, const void* data, uint64_t bytes, int64_t* moved);
+const char* rc_tls_failure(const rc_tls* tls);
+void rc_tls_free(rc_tls* tls);
+
 /* Between hosts. A network joins the processes of a job; a communicator over it has ranks on several hosts. */
 typedef struct rc_network rc_network;
-/* Owns `sockets`: one connected TCP socket per process, -1 for none yet, which probe their peers. A host that
- * does not answer for so many seconds, to a probe or to data, is lost. `name`: the same in all processes, and of no
- * other network on their machines. */
-int rc_network_open(int rank, int size, const int* sockets, const char* name, double idle_timeout,
-                    double resend_timeout, rc_network** network);
+/* A host that does not answer for so many seconds, to a probe or to data, is lost. `name`: the same in all processes,
+ * and of no other network on their machines. */
+int rc_network_open(int rank, int size, const char* name, double idle_timeout, double resend_timeout,
+                    rc_network** network);
 /* Which connections are needed since the last call, at most as many as there are processes: the one to a process
  * (0 in `flows`), or a flow (1, 2, …), a further one for large data. The descriptor `readable`, of the network, says
- * when there are some, or a flow has ended. rc_network_connect gives it a connected socket, which it owns. If there is
- * none, `socket` is -1, and `failure` says why: the process is lost. NULL: it has closed all communicators.
+ * when there are some, or a flow has ended. rc_network_connect gives it a connected TCP socket, which probes its peer,
+ * and the TLS on it (NULL: none); it owns both. If there is none, `socket` is -1, and `failure` says why: the process
+ * is lost. NULL: it has closed all communicators.
  * rc_network_fail: no connection can be made any more, all communicators of the network fail. */
 int rc_network_wanted(rc_network* network, int* readable, int* processes, int* flows, int* count);
-int rc_network_connect(rc_network* network, int process, int socket, const char* failure);
+int rc_network_connect(rc_network* network, int process, int socket, rc_tls* tls, const char* failure);
 int rc_network_fail(rc_network* network, const char* what_this_rank_cannot);
 /* From now on so many flows are needed to each process that sends or gets large data; never fewer than before. */
 int rc_network_want_flows(rc_network* network, int count);
-int rc_network_add_flow(rc_network* network, int process, int socket); /* owns it */
+int rc_network_add_flow(rc_network* network, int process, int socket, rc_tls* tls); /* owns both */
 /* A flow that has ended since the last call, while its process is there, and how many are left; else `process` is -1.
  */
 int rc_network_ended_flow(rc_network* network, int* process, int* left, char* reason, uint64_t bytes);

@@ -69,11 +69,12 @@ def find_endpoint(place: Place, keepalive: float = KEEPALIVE) -> Endpoint:
 
 def _endpoint_of_hosts(place: Place, keepalive: float) -> Endpoint:
     from ringcomm.bootstrap.wire import tcp  # its handshake takes hashlib, and thereby OpenSSL
+    from ringcomm.bootstrap.wire.tls import find_identity
 
-    address, secret = place.store or place.rank_0, os.fsencode(place.secret)
+    address, secret, tls = place.store or place.rank_0, os.fsencode(place.secret), find_identity(place.tls)
     return Endpoint(
         name=f"the launcher of node 0 ({address})" if place.store else f"rank 0 ({address})",
-        connect=lambda seconds: tcp.connect(address, secret, seconds, keepalive),
+        connect=lambda seconds: tcp.connect(address, secret, seconds, keepalive, tls=tls),
         rank=None if place.store else 0,
         suffix="" if place.store else IN_START,
         address=address,

@@ -50,6 +50,7 @@ class Place:
     restarts: int = 0  # how often it has restarted this one
     first: int = 0  # the first rank of the same launcher
     members: Sequence[int] = ()  # the rank in the job of each rank here, where they may be a part of it; all: a range
+    tls: str | None = None  # see Config
 
     def environment(self) -> dict[str, str]:
         """Return this process's environment with the variables that put a child process at this place."""

@@ -13,6 +13,7 @@ from ringcomm.bootstrap.session import Start
 from ringcomm.bootstrap.wire.addresses import listen, local_address, loopback, split_address
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
 from ringcomm.bootstrap.wire.tcp import TcpGate
+from ringcomm.bootstrap.wire.tls import find_identity
 from ringcomm.errors import ArgumentError
 
 __all__ = ["find_rank_0", "serve_hosts"]
@@ -46,6 +47,7 @@ def serve_hosts(place: Place, timeout: float) -> Server:
         earlier = _last.failed
     purpose = f"rank 0 of job {place.job!r}"
     host, port = split_address(place.rank_0)
-    gate = TcpGate([listen(host, [port], purpose)], [os.fsencode(place.secret)], KEEPALIVE)
+    tls = find_identity(place.tls)
+    gate = TcpGate([listen(host, [port], purpose)], [os.fsencode(place.secret)], KEEPALIVE, tls)
     _last = Server(gate, 0, main=(place.job, Start(place.size, place.members)), earlier=earlier)
     return _last

@@ -28,6 +28,7 @@ from ringcomm.bootstrap.wire.framing import MessageSocket
 from ringcomm.bootstrap.wire.handshake import HANDSHAKE_TIMEOUT
 from ringcomm.bootstrap.wire.peers import Gate
 from ringcomm.bootstrap.wire.shared_port import open_gate
+from ringcomm.bootstrap.wire.tls import find_identity
 from ringcomm.config import Config
 from ringcomm.errors import ArgumentError, PeerLost, RingcommError, decode_error, encode_error
 
@@ -122,8 +123,11 @@ class Rendezvous:
         try:
             secret, keepalive = self.secret.encode(), self._config.keepalive
             address = addresses.scoped_as(where["address"], self._route)
-            return tcp.connect(address, secret, seconds, keepalive, self._connect_timeout)
-        except ArgumentError:
+            tls = find_identity(self._config.tls)
+            return tcp.connect(address, secret, seconds, keepalive, self._connect_timeout, tls)
+        except ArgumentError as error:
+            if error.argument == "tls":
+                raise
             raise ConnectionError(f"what listens at {where['address']} has another secret") from None
 
     def check(self) -> None:

@@ -119,6 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
         find_secret(arguments.secret_file, address),
         arguments.start_timeout,
         arguments.keepalive,
+        config.tls,
         elastic=arguments.respawn is not None,
         bound=next(iter(config.bind_addresses), ""),
     )

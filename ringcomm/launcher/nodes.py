@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 
@@ -28,6 +28,7 @@ from ringcomm.bootstrap.store import LATE
 from ringcomm.bootstrap.wire.addresses import listen, split_address
 from ringcomm.bootstrap.wire.framing import Frame
 from ringcomm.bootstrap.wire.tcp import TcpGate
+from ringcomm.bootstrap.wire.tls import find_identity
 from ringcomm.errors import Aborted, ArgumentError, CollectiveTimeout, PeerLost, RingcommError, refuse
 from ringcomm.machine import descriptors
 from ringcomm.transports.shm import check_versions
@@ -52,12 +53,16 @@ class NodeOptions:
     secret: str
     timeout: float  # seconds for all nodes to come
     keepalive: float  # seconds after which a node that does not answer is lost
+    tls: str | None  # see Config
     elastic: bool = False  # continues without nodes that are lost once the ranks have connected
     bound: str = ""  # the address at which node 0 listens, if that is another one
 
     @property
     def name(self) -> str:
         return f"node {self.rank} ({_host()})"
+
+    def place(self, rank: int, size: int, job: str) -> Place:
+        return Place(rank, size, job, self.secret, hosts=True, tls=self.tls, store=self.address)
 
 
 class _Launchers(Start):
@@ -94,6 +99,7 @@ class _Launchers(Start):
 
 def _serve(options: NodeOptions) -> Server:
     """Serve the sessions of the job, in the launcher of node 0."""
+    tls = find_identity(options.tls)
     try:
         host, port = split_address(options.address)
         bound = options.bound or host
@@ -102,7 +108,7 @@ def _serve(options: NodeOptions) -> Server:
     except ArgumentError as error:
         hint = "node 0 listens there, the others have --node-rank 1, 2, …, and --master-port is free"
         raise ArgumentError(f"{error}: {hint}") from None
-    gate = TcpGate([listener], [os.fsencode(options.secret)], options.keepalive)
+    gate = TcpGate([listener], [os.fsencode(options.secret)], options.keepalive, tls)
     membership = MemberStore()
     return Server(gate, None, main=(NODES, _Launchers(options, membership)), membership=membership)
 
@@ -159,7 +165,7 @@ def join_nodes(options: NodeOptions, ranks: int) -> Iterator[Nodes]:
 
     Raises the same error on all nodes that have come if some do not come in time, which it names, or do not fit.
     """
-    place = Place(options.rank, options.count, NODES, options.secret, "ringcomm run", hosts=True, store=options.address)
+    place = replace(options.place(options.rank, options.count, NODES), launcher="ringcomm run")
     with ExitStack() as stack:
         if options.rank == 0:
             stack.enter_context(serving(_serve(options), min(options.timeout, LATE)))
@@ -204,7 +210,7 @@ def _find_first_place(store: Client, options: NodeOptions, ranks: int) -> Place:
         descriptors.provide(0, size)
         for node, (first, facts) in enumerate(zip(starts, nodes, strict=False)):
             log.info("node %d (%s) has %s", node, facts["host"], format_ranks(range(first, starts[node + 1])))
-    return Place(starts[options.rank], size, job, options.secret, hosts=True, store=options.address)
+    return options.place(starts[options.rank], size, job)
 
 
 def _warn(options: NodeOptions, late: CollectiveTimeout) -> None:

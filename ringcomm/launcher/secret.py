@@ -2,11 +2,11 @@
 
 import hmac
 import os
-import stat
 
 from ringcomm.bootstrap.secret import MAKE_ONE, check_length
 from ringcomm.config import JOB_SECRET, job_secret
 from ringcomm.errors import ArgumentError
+from ringcomm.machine.files import check_private
 
 __all__ = ["find_secret"]
 
@@ -34,7 +34,5 @@ def _read(path: str) -> str:
             secret = file.read(4096).strip()
     except OSError as error:
         raise ArgumentError(f"--secret-file: cannot read {path!r}: {error.strerror}") from None
-    if facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO) or facts.st_uid not in (0, os.geteuid()):
-        owner = f"owner {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):o}"
-        raise ArgumentError(f"other users can read the secret in {path} ({owner}): run chmod 600 {path}")
+    check_private(path, facts, "the secret")
     return secret

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ringcomm.errors import ArgumentError
 
-__all__ = ["check_writable", "create_atomic", "private_folder", "write_atomic"]
+__all__ = ["check_private", "check_writable", "create_atomic", "private_folder", "write_atomic"]
 
 LINKS = 40  # one after another, as many as the kernel follows
 
@@ -55,6 +55,13 @@ def create_atomic(path: Path, data: bytes) -> bool:
     finally:
         part.unlink(missing_ok=True)
     return True
+
+
+def check_private(path: str, facts: os.stat_result, what: str) -> None:
+    """Raise ArgumentError if others than this user and root can read the file with these facts."""
+    if facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO) or facts.st_uid not in (0, os.geteuid()):
+        owner = f"owner {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):o}"
+        raise ArgumentError(f"other users can read {what} in {path} ({owner}): run chmod 600 {path}")
 
 
 def check_writable(path: Path) -> None:

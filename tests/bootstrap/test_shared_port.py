@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from cases.meshes import LOCAL, TIMEOUT
+from cases.meshes import LOCAL, TIMEOUT, free_port
 from harness.failures import until
 from ringcomm import ArgumentError, RingcommError
 from ringcomm.bootstrap.wire import peers, shared_port, tcp
@@ -21,11 +21,8 @@ from ringcomm.bootstrap.wire.shared_port import open_gate
 
 @pytest.fixture
 def reach():
-    """One port at one address, which nobody gets who asks for any (see Job in harness/nodes.py)."""
-    with socket.socket() as reserved:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind((LOCAL, 0))
-        port = reserved.getsockname()[1]
+    """One port at one address."""
+    with free_port() as port:
         yield Reach([LOCAL], [LOCAL], range(port, port + 1))
 
 

@@ -8,6 +8,7 @@ import textwrap
 import pytest
 
 import harness
+from cases.certificates import certificates
 from harness.hosts import two_hosts, why_no_hosts
 from harness.nodes import SECRET
 
@@ -110,6 +111,18 @@ def test_tasks_of_srun_connect_without_mpi_by_the_secret_of_the_job(hosts, tmp_p
         ended
     )
     assert not any(err for _, err, _ in ended), ended
+
+
+def test_tasks_of_srun_connect_over_tls(hosts, tmp_path):
+    """Rank 0 serves the start: one that has no certificate does not join it."""
+    with_tls = {"RINGCOMM_JOB_SECRET": SECRET, "RINGCOMM_TLS": certificates(tmp_path)()}
+    ended = run(hosts, tmp_path, TWICE, [srun(rank, **with_tls) for rank in range(4)])
+    assert [status for _, _, status in ended] == [0] * 4, ended
+    environments = [srun(0, 2, **with_tls, RINGCOMM_START_TIMEOUT="3"), srun(1, 2, RINGCOMM_JOB_SECRET=SECRET)]
+    first, second = run(hosts, tmp_path, 'start("")', environments)
+    assert "RINGCOMM_TLS is set there, and not here" in second[1]
+    assert "it sent no valid TLS" in first[1]
+    assert (first[2], second[2]) == (1, 1)
 
 
 def test_tasks_of_srun_without_a_secret_say_the_line_that_is_missing(hosts, tmp_path):

@@ -133,7 +133,7 @@ def test_ranks_that_come_together_are_accepted_one_after_another(address, monkey
     monkeypatch.setattr(tcp, "GRACE", 1000.0)
     peers = [MessageSocket(socket.create_connection(split_address(address), harness.OPERATION)) for _ in range(10)]
     for peer in peers:
-        steps = client_handshake(SECRET.encode())
+        steps = client_handshake(SECRET.encode(), peer, None)
         next(steps)
         peer.send(steps.send(peer.recv(100)))
         with pytest.raises(StopIteration):  # it has ended well

@@ -20,9 +20,9 @@ def check_connected(meshes, pairs):
     """Check which pairs have a connection that nobody has taken, that each works, and close them."""
     with ExitStack() as opened:
         sockets = {
-            (rank, other): opened.enter_context(socket.socket(fileno=fd))
+            (rank, other): opened.enter_context(socket.socket(fileno=peer.detach()))
             for rank, mesh in enumerate(meshes)
-            for other, fd in mesh.take().items()
+            for other, peer in mesh.take().items()
         }
         assert sockets.keys() == pairs
         assert not any(os.get_blocking(each.fileno()) for each in sockets.values())
@@ -45,6 +45,15 @@ def serve_until(meshes, done, what):
 def await_end(peer):
     while peer.recv(1000):
         pass
+
+
+@contextmanager
+def free_port():
+    """Yield a port of LOCAL that nobody gets who asks for any (see Job in harness/nodes.py)."""
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((LOCAL, 0))
+        yield reserved.getsockname()[1]
 
 
 @contextmanager

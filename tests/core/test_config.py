@@ -46,6 +46,7 @@ def test_every_field_reads_the_variable_of_its_own_name(field, monkeypatch):
         "link": "ucx",
         "topology": "1x1x1",
         "port_range": "29500",
+        "tls": "a,b,c",
     }.get(field.name, "1")
     monkeypatch.setenv(PREFIX + field.name.upper(), text)
     assert str(getattr(Config(), field.name)) in (text, "1.0", "True")

@@ -55,9 +55,9 @@ class StartClient(Client):
 
 
 @contextmanager
-def store_server(host="127.0.0.1"):
+def store_server(host="127.0.0.1", tls=None):
     """Serve stores as the launcher of node 0 does; yield the address."""
-    gate = TcpGate([listen(host, [0], "--master-addr")], [SECRET.encode()], KEEPALIVE)
+    gate = TcpGate([listen(host, [0], "--master-addr")], [SECRET.encode()], KEEPALIVE, tls)
     server = Server(gate, None)
     try:
         yield gate.addresses[0]

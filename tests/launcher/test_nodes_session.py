@@ -11,7 +11,7 @@ from ringcomm.launcher.nodes import ENDED, NodeOptions, _Launchers
 @pytest.fixture
 def session():
     """Three launchers."""
-    session = _Launchers(NodeOptions(0, 3, "", "", 20.0, 15.0, elastic=True), MemberStore())
+    session = _Launchers(NodeOptions(0, 3, "", "", 20.0, 15.0, None, elastic=True), MemberStore())
     for node in range(3):
         session.join(node, Frame("join", {"rank": node, "size": 3, "process": f"host {node}"}, b""))
     return session

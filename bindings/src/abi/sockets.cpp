@@ -1,5 +1,6 @@
 // The C ABI of networks over sockets: the connections that a process makes for them.
 #include "abi/network.h"
+#include "abi/tls.h"
 
 using namespace ringcomm;
 
@@ -15,19 +16,16 @@ SocketLink& sockets_of(rc_network* network) {
 
 }  // namespace
 
-int rc_network_open(int rank, int size, const int* sockets, const char* name, double idle_timeout,
-                    double resend_timeout, rc_network** network) {
+int rc_network_open(int rank, int size, const char* name, double idle_timeout, double resend_timeout,
+                    rc_network** network) {
     return guarded([&] {
         check_size(size);
         check_rank("rank", rank, 0, size);
-        check_pointer("sockets", sockets);
-        if (sockets[rank] != -1) rejectf("sockets: expected -1 for process %d, got %d", rank, sockets[rank]);
         check_pointer("name", name);
         check_seconds("idle_timeout", idle_timeout);
         check_seconds("resend_timeout", resend_timeout);
         check_pointer("network", network);
-        const std::span each(sockets, size);
-        auto link = std::make_unique<SocketLink>(rank, size, each, name, idle_timeout, resend_timeout);
+        auto link = std::make_unique<SocketLink>(rank, size, name, idle_timeout, resend_timeout);
         SocketLink* const opened = link.get();
         *network = new rc_network{std::make_shared<NetworkWorld>(std::move(link)), nullptr, opened};
     });
@@ -50,16 +48,16 @@ int rc_network_wanted(rc_network* network, int* readable, int* processes, int* f
     });
 }
 
-int rc_network_connect(rc_network* network, int process, int socket, const char* failure) {
+int rc_network_connect(rc_network* network, int process, int socket, rc_tls* tls, const char* failure) {
     return guarded([&] {
         SocketLink& sockets = sockets_of(network);
-        Descriptor connected(socket);
+        auto stream = adopt(socket, tls);
         check_rank("process", process, 0, sockets.size);
         NetworkWorld& world = *network->world;
         const std::lock_guard lock(world.mutex);
         if (!sockets.awaits_socket(process)) return;
-        if (socket >= 0) {
-            sockets.begin(process, std::exchange(connected.fd, -1));
+        if (stream) {
+            sockets.begin(process, std::move(stream));
             return world.connected(process);
         }
         if (!failure) {
@@ -82,14 +80,14 @@ int rc_network_want_flows(rc_network* network, int count) {
     });
 }
 
-int rc_network_add_flow(rc_network* network, int process, int socket) {
+int rc_network_add_flow(rc_network* network, int process, int socket, rc_tls* tls) {
     return guarded([&] {
         SocketLink& sockets = sockets_of(network);
-        Descriptor connected(socket);
+        auto stream = adopt(socket, tls);
         check_rank("process", process, 0, sockets.size);
         check_range("socket", socket, 0, INT32_MAX);
         const std::lock_guard lock(network->world->mutex);
-        sockets.add_flow(process, std::exchange(connected.fd, -1));
+        sockets.add_flow(process, std::move(stream));
     });
 }
 

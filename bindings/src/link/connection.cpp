@@ -1,8 +1,6 @@
 // Connection: sends queue up, receives wait for their frames.
 #include "link/connection.h"
 
-#include <sys/uio.h>
-
 #include <algorithm>
 #include <cassert>
 #include <cerrno>
@@ -25,11 +23,8 @@ std::string length_mismatch(uint64_t sent, uint64_t received) {
 
 }  // namespace
 
-Connection::Connection(int rank, int fd, std::vector<Connection*>& lost)
-    : Descriptor(fd), rank(rank), awaits_socket_(fd < 0), lost_(lost) {}
-
-void Connection::begin(int socket) {
-    fd = socket;
+void Connection::begin(std::unique_ptr<ByteStream> stream) {
+    stream_ = std::move(stream);
     awaits_socket_ = false;
 }
 
@@ -116,7 +111,7 @@ void Connection::drop(uint64_t tag) {
 
 bool Connection::write() {
     if (!open()) return false;
-    const auto [moved, code] = sends_.write(fd);
+    const auto [moved, code] = sends_.write(*stream_);
     if (code) write_failed(code);
     return moved;
 }
@@ -127,7 +122,7 @@ bool Connection::read(LinkEvents& events) {
     while (open() && moved < PIECE && !stalled()) {
         // A payload goes to its target, and what follows it into read_ahead, which is empty while a payload arrives.
         iovec parts[2];
-        int count = 0;
+        size_t count = 0;
         size_t direct = 0, ahead = 0;
         if (current_ && current_->target) {
             direct = std::min(current_->missing(), PIECE);
@@ -137,8 +132,7 @@ bool Connection::read(LinkEvents& events) {
             ahead = READ_AHEAD - held_;
             parts[count++] = {read_ahead_ + held_, ahead};
         }
-        const ssize_t got = readv(fd, parts, count);  // faster than recvmsg
-        if (got < 0 && errno == EINTR) continue;
+        const ssize_t got = stream_->read({parts, count});
         if (got < 0 && errno == EAGAIN && failure_.empty()) break;
         if (got <= 0) {
             read_ended(got < 0 ? errno : 0);
@@ -280,7 +274,7 @@ void Connection::fail_sends() {
 void Connection::lose(const std::string& reason) {
     if (!open() && !awaits_socket_) return;
     awaits_socket_ = false;
-    close();
+    stream_.reset();
     failure_ = reason;
     lost_.push_back(this);
     fail_sends();
@@ -293,6 +287,11 @@ void Connection::lose(const std::string& reason) {
     }
     current_ = nullptr;
     awaited_ = 0;
+}
+
+void Connection::abandon() {
+    ringcomm::abandon(stream_);
+    flows_.abandon();
 }
 
 }  // namespace ringcomm

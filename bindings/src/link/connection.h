@@ -1,4 +1,4 @@
-// One end of the connection to a peer of a SocketLink: frames over a nonblocking socket. What is sent or received
+// One end of the connection to a peer of a SocketLink: frames over a stream. What is sent or received
 // before there is one waits for it.
 //
 // A frame is a header and its payload: a transfer, or a packet. Payloads go from the caller's memory into that of the
@@ -17,16 +17,17 @@
 
 namespace ringcomm {
 
-class Connection : public Descriptor {
+class Connection {
 public:
-    // Owns `fd`; -1: begin() gives it one. Adds itself to `lost` once it is.
-    Connection(int rank, int fd, std::vector<Connection*>& lost);
+    // Without a stream: begin() gives it one. Adds itself to `lost` once it is.
+    Connection(int rank, std::vector<Connection*>& lost) : rank(rank), lost_(lost) {}
 
     const int rank;  // of the peer
 
-    bool open() const { return fd >= 0; }
+    bool open() const { return stream_ != nullptr; }
+    int descriptor() const { return open() ? stream_->fd : -1; }
     bool awaits_socket() const { return awaits_socket_; }
-    void begin(int socket);
+    void begin(std::unique_ptr<ByteStream> stream);
     // Of a send, or why the peer is lost.
     const std::string& failure() const { return failure_; }
     size_t queued_bytes() const { return sends_.bytes(); }  // of payload, without those on flows
@@ -40,6 +41,11 @@ public:
     // is read all the same.
     bool stalled() const {
         return early_ >= MAX_EARLY && !awaits_frames() && !flows_.has_unacknowledged() && failure_.empty() && !ended_;
+    }
+
+    // That it can take, and that no descriptor shows.
+    bool holds_received() const {
+        return (open() && stream_->holds_received() && !stalled()) || flows_.holds_received();
     }
 
     void send(uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer& transfer);
@@ -57,6 +63,7 @@ public:
     bool write_flow(size_t flow);
     bool read_flow(size_t flow);
     void lose(const std::string& reason);
+    void abandon();  // in a forked child
     // Loses a peer whose host has not answered for so many seconds: to a probe, or to data.
     void lose_if_silent(double idle_timeout, double resend_timeout);  // socket_liveness.cpp
 
@@ -81,7 +88,8 @@ private:
     void carry_orphans();
     void fail_sends();
 
-    bool awaits_socket_;
+    std::unique_ptr<ByteStream> stream_;
+    bool awaits_socket_ = true;
     std::vector<Connection*>& lost_;
     std::string failure_;
 

@@ -1,9 +1,6 @@
 // Flows: payloads queue up for all flows, and arrive on any.
 #include "link/flows.h"
 
-#include <sys/socket.h>
-#include <sys/uio.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
@@ -37,12 +34,19 @@ bool Flows::Flow::known() const {
     return payload_ns != 0 && (carries || now_ns() - free_at < OLD_NS);
 }
 
-void Flows::add(int fd) {
-    flows_.emplace_back(fd);
+void Flows::add(std::unique_ptr<ByteStream> stream) {
+    flows_.emplace_back(std::move(stream));
     ++open_;
 }
 
-int Flows::descriptor(size_t flow) const { return flows_[flow].fd; }
+int Flows::descriptor(size_t flow) const { return flows_[flow].open() ? flows_[flow].stream->fd : -1; }
+
+bool Flows::holds_received() const {
+    for (size_t i = 0; i < flows_.size(); ++i) {
+        if (flows_[i].open() && flows_[i].stream->holds_received() && !waits_for_header(i)) return true;
+    }
+    return false;
+}
 
 // --- Sending ---------------------------------------------------------------------------------------------------------
 
@@ -85,7 +89,7 @@ bool Flows::may_take(const Flow& flow) const {
     if (!flow.known()) return true;
     double rate = 0, ahead = queue_.size(), soonest = INFINITY;
     for (const Flow& other : flows_) {
-        if (&other == &flow || other.fd < 0) continue;
+        if (&other == &flow || !other.open()) continue;
         if (!other.known()) return true;
         rate += 1 / other.payload_ns;
         ahead += other.carries;
@@ -109,16 +113,12 @@ Flows::Payload* Flows::next(Flow& flow) {
 bool Flows::write(size_t number) {
     Flow& flow = flows_[number];
     size_t moved = 0;
-    while (Payload* const payload = flow.fd >= 0 && moved < PIECE ? next(flow) : nullptr) {
+    while (Payload* const payload = flow.open() && moved < PIECE ? next(flow) : nullptr) {
         constexpr size_t HEAD = sizeof(Header);
         const size_t head = HEAD - std::min(flow.sent, HEAD), at = flow.sent + head - HEAD;
-        iovec parts[]{{reinterpret_cast<std::byte*>(&payload->header) + HEAD - head, head},
-                      {const_cast<std::byte*>(payload->data) + at, std::min(payload->header.bytes - at, PIECE)}};
-        msghdr message{};
-        message.msg_iov = parts;
-        message.msg_iovlen = 2;
-        const ssize_t sent = sendmsg(flow.fd, &message, MSG_NOSIGNAL);
-        if (sent < 0 && errno == EINTR) continue;
+        const iovec parts[]{{reinterpret_cast<std::byte*>(&payload->header) + HEAD - head, head},
+                            {const_cast<std::byte*>(payload->data) + at, std::min(payload->header.bytes - at, PIECE)}};
+        const ssize_t sent = flow.stream->write(parts);
         if (sent < 0 && errno == EAGAIN) break;
         if (sent < 0) {
             end(flow, strerror(errno));
@@ -186,7 +186,7 @@ void Flows::finish(Flow& flow) {
 bool Flows::read(size_t number) {
     Flow& flow = flows_[number];
     size_t moved = 0;
-    while (flow.fd >= 0 && moved < PIECE && (flow.held < sizeof flow.header || begin(flow))) {
+    while (flow.open() && moved < PIECE && (flow.held < sizeof flow.header || begin(flow))) {
         std::byte discarded[4096];
         iovec part{reinterpret_cast<std::byte*>(&flow.header) + flow.held, sizeof flow.header - flow.held};
         if (flow.arriving) {
@@ -194,8 +194,7 @@ bool Flows::read(size_t number) {
             part = receive.target ? iovec{receive.target + receive.arrived, std::min(receive.missing(), PIECE)}
                                   : iovec{discarded, std::min(receive.missing(), sizeof discarded)};
         }
-        const ssize_t got = readv(flow.fd, &part, 1);
-        if (got < 0 && errno == EINTR) continue;
+        const ssize_t got = flow.stream->read({&part, 1});
         if (got < 0 && errno == EAGAIN) break;
         if (got <= 0) {
             end(flow, got ? strerror(errno) : "closed the connection");
@@ -216,8 +215,8 @@ bool Flows::read(size_t number) {
 // --- Ends ------------------------------------------------------------------------------------------------------------
 
 void Flows::end(Flow& flow, const std::string& reason) {
-    if (flow.fd < 0) return;
-    flow.close();
+    if (!flow.open()) return;
+    flow.stream.reset();
     --open_;
     ended_.push_back(reason);
     flow.arriving = nullptr;  // it comes again
@@ -242,7 +241,7 @@ void Flows::end(Flow& flow, const std::string& reason) {
 
 void Flows::end_if_silent(double idle_timeout, double resend_timeout) {
     for (Flow& flow : flows_) {
-        if (flow.fd >= 0 && silent(flow.fd, idle_timeout, resend_timeout)) end(flow, strerror(ETIMEDOUT));
+        if (flow.open() && silent(flow.stream->fd, idle_timeout, resend_timeout)) end(flow, strerror(ETIMEDOUT));
     }
 }
 
@@ -281,12 +280,12 @@ void Flows::fail() {
     for (auto& [_, receive] : expected_) receive->finish(LinkTransfer::FAILED);
     expected_.clear();
     for (Flow& flow : flows_) flow.arriving = nullptr;
-    close();
+    for (Flow& flow : flows_) flow.stream.reset();
+    open_ = 0;
 }
 
-void Flows::close() {
-    for (Flow& flow : flows_) flow.close();
-    open_ = 0;
+void Flows::abandon() {
+    for (Flow& flow : flows_) ringcomm::abandon(flow.stream);
 }
 
 }  // namespace ringcomm

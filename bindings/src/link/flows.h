@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "link/descriptor.h"
+#include "link/byte_stream.h"
 #include "link/transfer_handle.h"
 
 namespace ringcomm {
@@ -24,7 +24,7 @@ class Flows {
 public:
     static constexpr size_t LEAST_BYTES = 128 << 10;  // of a payload
 
-    void add(int fd);  // owns it
+    void add(std::unique_ptr<ByteStream> stream);
     bool can_carry(size_t bytes) const { return open_ && bytes >= LEAST_BYTES; }
     size_t open() const { return open_; }
     // Why flows have ended since the last call.
@@ -64,11 +64,12 @@ public:
     std::shared_ptr<Receive> take_expected(uint64_t number);
     void fail_sends();
     void fail();
-    void close();  // in a forked child
+    void abandon();  // in a forked child
 
     // For epoll.
     size_t size() const { return flows_.size(); }
     int descriptor(size_t flow) const;
+    bool holds_received() const;  // that can be taken
     bool waits_for_header(size_t flow) const;
     bool waits_for_room(size_t flow) const;
 
@@ -91,10 +92,12 @@ private:
         bool acknowledged = false;   // while the flow still sends it, for the second time
     };
 
-    struct Flow : Descriptor {
-        using Descriptor::Descriptor;
+    struct Flow {
+        explicit Flow(std::unique_ptr<ByteStream> stream) : stream(std::move(stream)) {}
+        bool open() const { return stream != nullptr; }
         bool known() const;  // how long it takes
 
+        std::unique_ptr<ByteStream> stream;
         int carries = 0;             // payloads
         double payload_ns = 0;       // that one takes, of late; 0: not known
         uint64_t free_at = 0;        // when what it carries next could begin, in ns

@@ -1,9 +1,6 @@
 // SendQueue: which frame is next, and how much of it the socket takes.
 #include "link/send_queue.h"
 
-#include <sys/socket.h>
-#include <sys/uio.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <utility>
@@ -37,18 +34,14 @@ SendQueue::Frames* SendQueue::next_frames() {
     return frames.empty() ? nullptr : &frames;
 }
 
-SendQueue::Written SendQueue::write(int socket) {
+SendQueue::Written SendQueue::write(ByteStream& stream) {
     size_t moved = 0;
     while (Frames* const frames = moved < PIECE || !packets_.empty() ? next_frames() : nullptr) {
         Frame& frame = frames->front();
         const size_t head = sizeof frame.header - frame.header_sent, piece = std::min(frame.left, PIECE);
-        iovec parts[]{{reinterpret_cast<std::byte*>(&frame.header) + frame.header_sent, head},
-                      {const_cast<std::byte*>(frame.next), piece}};
-        msghdr message{};
-        message.msg_iov = parts;
-        message.msg_iovlen = 2;
-        const ssize_t sent = sendmsg(socket, &message, MSG_NOSIGNAL);
-        if (sent < 0 && errno == EINTR) continue;
+        const iovec parts[]{{reinterpret_cast<std::byte*>(&frame.header) + frame.header_sent, head},
+                            {const_cast<std::byte*>(frame.next), piece}};
+        const ssize_t sent = stream.write(parts);
         if (sent < 0 && errno == EAGAIN) break;
         if (sent < 0) return {true, errno};
         moved += sent;

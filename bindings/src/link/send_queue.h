@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 
+#include "link/byte_stream.h"
 #include "link/frame.h"
 #include "link/transfer_handle.h"
 
@@ -29,7 +30,7 @@ public:
         bool moved;
         int code;
     };
-    Written write(int socket);
+    Written write(ByteStream& stream);
     void fail();
 
 private:

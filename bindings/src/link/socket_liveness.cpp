@@ -37,7 +37,7 @@ bool silent(int socket, double idle_timeout, double resend_timeout) {
 
 void Connection::lose_if_silent(double idle_timeout, double resend_timeout) {
     if (!open()) return;
-    if (silent(fd, idle_timeout, resend_timeout)) return lose(strerror(ETIMEDOUT));
+    if (silent(stream_->fd, idle_timeout, resend_timeout)) return lose(strerror(ETIMEDOUT));
     flows_.end_if_silent(idle_timeout, resend_timeout);
     carry_orphans();
 }

@@ -37,28 +37,17 @@ void set_option(int fd, int level, int option, int value) {
 
 }  // namespace
 
-std::deque<SocketLink::Peer> SocketLink::adopt(std::span<const int> sockets, std::vector<Connection*>& lost) {
-    std::deque<Peer> peers;
-    for (size_t r = 0; r < sockets.size(); ++r) peers.emplace_back(int(r), sockets[r], lost);
-    return peers;
-}
-
-SocketLink::SocketLink(int rank, int size, std::span<const int> sockets, const std::string& name, double idle_timeout,
-                       double resend_timeout)
+SocketLink::SocketLink(int rank, int size, const std::string& name, double idle_timeout, double resend_timeout)
     : Link(rank, size),
       idle_timeout_(idle_timeout),
       resend_timeout_(resend_timeout),
-      peers_(adopt(sockets, lost_)),
       host_(name, rank),
       next_check_(Clock::now()) {
-    assert(int(sockets.size()) == size && sockets[rank] == -1);
+    for (int r = 0; r < size; ++r) peers_.emplace_back(r, lost_);
     epoll_.fd = epoll_create1(EPOLL_CLOEXEC);
     if (epoll_.fd < 0) throw_errno("epoll_create1");
     wake_up_.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (wake_up_.fd < 0) throw_errno("eventfd");
-    for (const Peer& peer : peers_) {
-        if (peer.open()) configure(peer.fd, {peer.rank});
-    }
 }
 
 SocketLink::~SocketLink() = default;
@@ -126,6 +115,7 @@ bool SocketLink::read(Peer& peer, LinkEvents& events) {
     bool moved = peer.read(events);
     for (size_t i = 0; i < peer.flows().size(); ++i) moved |= peer.read_flow(i);
     if (peer.flows().size() && peer.has_queued_packets()) events.packet_queued(peer.rank);
+    if (peer.holds_received()) attend(peer);  // else nothing says so
     watch(peer);
     return moved;
 }
@@ -135,10 +125,8 @@ bool SocketLink::progress(LinkEvents& events) {
     const bool few = active_.size() <= FEW_PEERS;
     for (size_t i = 0; i < active_.size();) {  // an event may append to it
         Peer& peer = *active_[i];
-        if (few) {
-            moved |= write(peer);
-            if (peer.readable()) moved |= read(peer, events);
-        }
+        if (few) moved |= write(peer);
+        if (few ? peer.readable() : peer.holds_received()) moved |= read(peer, events);
         if (peer.expecting) --peer.expecting;
         if (peer.busy()) {
             ++i;
@@ -192,35 +180,34 @@ bool SocketLink::connecting() const {
     return std::any_of(peers_.begin(), peers_.end(), waits);
 }
 
-void SocketLink::begin(int number, int socket) {
+void SocketLink::begin(int number, std::unique_ptr<ByteStream> stream) {
     Peer& peer = peers_[number];
-    peer.begin(socket);
+    peer.begin(std::move(stream));
     try {
-        configure(peer.fd, {peer.rank});
+        configure(peer.descriptor(), {peer.rank});
     } catch (const Failure& failure) {
         return peer.lose(failure.error.message);
     }
     peer.write();
     attend(peer);
+    if (peer.holds_received()) wake();
 }
 
-void SocketLink::add_flow(int number, int socket) {
+void SocketLink::add_flow(int number, std::unique_ptr<ByteStream> stream) {
     Peer& peer = peers_[number];
-    Descriptor flow(socket);
     if (!peer.open()) return;
-    configure(socket, {number, int(peer.flows().size())});
-    peer.flows().add(std::exchange(flow.fd, -1));
+    configure(stream->fd, {number, int(peer.flows().size())});
+    peer.flows().add(std::move(stream));
     peer.watched_flows.push_back(EPOLLIN);
     most_flows_ = std::max(most_flows_, peer.flows().size());
+    attend(peer);
+    if (peer.holds_received()) wake();
 }
 
 void SocketLink::give_up(int peer, const std::string& reason) { peers_[peer].lose(reason); }
 
 void SocketLink::after_fork() {
-    for (Peer& peer : peers_) {
-        peer.close();
-        peer.flows().close();
-    }
+    for (Peer& peer : peers_) peer.abandon();
     epoll_.close();
     wake_up_.close();
     host_.close();
@@ -231,7 +218,7 @@ bool SocketLink::flushed() const {
     for (const Peer& peer : peers_) {
         int unacknowledged = 0;
         if (peer.has_queued() || peer.flows().has_unacknowledged()) return false;
-        if (peer.open() && ioctl(peer.fd, SIOCOUTQ, &unacknowledged) == 0 && unacknowledged) return false;
+        if (peer.open() && ioctl(peer.descriptor(), SIOCOUTQ, &unacknowledged) == 0 && unacknowledged) return false;
     }
     return true;
 }
@@ -276,7 +263,7 @@ void SocketLink::watch(Peer& peer) {
         epoll_ctl(epoll_.fd, EPOLL_CTL_MOD, fd, &event);
         watched = wanted;
     };
-    change(peer.fd, peer.watched, !peer.stalled(), peer.has_queued(), {peer.rank});
+    change(peer.descriptor(), peer.watched, !peer.stalled(), peer.has_queued(), {peer.rank});
     const Flows& flows = peer.flows();
     for (size_t i = 0; i < flows.size(); ++i) {
         change(flows.descriptor(i), peer.watched_flows[i], !flows.waits_for_header(i), flows.waits_for_room(i),

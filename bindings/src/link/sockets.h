@@ -18,11 +18,9 @@ namespace ringcomm {
 
 class SocketLink final : public Link {
 public:
-    // Owns `sockets`, also if it throws: one connected TCP socket per peer, -1 for none yet, which probe their peers. A
-    // host that does not answer for so many seconds, to a probe or to data, is lost; one whose process only does not
-    // read is not. `name`: of this network, on this machine.
-    SocketLink(int rank, int size, std::span<const int> sockets, const std::string& name, double idle_timeout,
-               double resend_timeout);
+    // Its connections probe their peers. A host that does not answer for so many seconds, to a probe or to data, is
+    // lost; one whose process only does not read is not. `name`: of this network, on this machine.
+    SocketLink(int rank, int size, const std::string& name, double idle_timeout, double resend_timeout);
     ~SocketLink() override;
 
     void send(int peer, uint64_t tag, const std::byte* data, size_t bytes, LinkTransfer& transfer) override;
@@ -44,14 +42,14 @@ public:
     void after_fork() override;
 
     // Connections are made elsewhere, by whoever looks at these. Of a peer that is neither connected nor lost, begin()
-    // takes the socket, or give_up() loses it.
+    // takes the stream, or give_up() loses it.
     ConnectionRequests& requests() { return requests_; }
     bool awaits_socket(int peer) const;
-    void begin(int peer, int socket);
+    void begin(int peer, std::unique_ptr<ByteStream> stream);
     void give_up(int peer, const std::string& reason);
     // So many flows are wanted to each peer that sends or gets large data.
     void want_flows(int count) { flows_ = std::max(flows_, count); }
-    void add_flow(int peer, int socket);  // owns it
+    void add_flow(int peer, std::unique_ptr<ByteStream> stream);
 
 private:
     using Clock = std::chrono::steady_clock;
@@ -60,7 +58,9 @@ private:
         using Connection::Connection;
 
         // Once a send has failed, a read finds the end.
-        bool readable() const { return awaits_anything() || (open() && (expecting || !failure().empty())); }
+        bool readable() const {
+            return awaits_anything() || (open() && (expecting || !failure().empty() || holds_received()));
+        }
         bool busy() const { return open() && (readable() || has_queued()); }
 
         bool active = false;  // it is in active_
@@ -81,7 +81,6 @@ private:
         int peer, flow;
     };
 
-    static std::deque<Peer> adopt(std::span<const int> sockets, std::vector<Connection*>& lost);
     void configure(int fd, Source source) const;
     void attend(Peer& peer);
     bool write(Peer& peer);

@@ -23,7 +23,7 @@ public:
     ~UcxMessages() override;  // waits up to 0.2 s until the peers have what was sent
     UcxMessages(const UcxMessages&) = delete;
 
-    std::string path() const { return api_.library.path(); }
+    std::string path() const { return api_.path(); }
     std::string version() const { return api_.get_version_string(); }
     // The transports and devices that UCX may use, e.g. "rc_mlx5/mlx5_0:1 tcp/eth0".
     std::string transports() const { return transports_; }

@@ -3,14 +3,12 @@
 // a structure, so the structures here end early.
 #pragma once
 
-#include <dlfcn.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <string>
 
-#include "core/errors.h"
+#include "link/shared_library.h"
 
 namespace ringcomm::ucp {
 
@@ -66,49 +64,14 @@ struct Received {  // ucp_tag_recv_info_t
 inline bool is_error(const void* result) { return uintptr_t(result) >= uintptr_t(-100); }
 inline Status status_of(const void* result) { return Status(intptr_t(result)); }
 
-class Library {
-public:
-    explicit Library(const std::string& path) : handle_(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
-        if (!handle_) throw Failure(RC_ARGUMENT, dlerror());  // it names the file
-    }
-    Library(const Library&) = delete;
-
-    std::string path() const {
-        Dl_info found{};
-        dladdr(find("ucp_init_version"), &found);
-        return found.dli_fname ? found.dli_fname : "";
-    }
-    void* find(const char* name) const {
-        void* const found = dlsym(handle_, name);
-        if (!found) throw Failure(RC_ARGUMENT, format("libucp has no %s: UCX 1.10 or later is needed", name));
-        return found;
-    }
-
-private:
-    void* const handle_;  // never closed: threads of UCX may run
-};
-
-// A function of the library.
-template <class Type>
-class Function {
-public:
-    Function(const Library& library, const char* name) : call_(reinterpret_cast<Type*>(library.find(name))) {}
-
-    template <class... Arguments>
-    auto operator()(Arguments... arguments) const {
-        return call_(arguments...);
-    }
-
-private:
-    Type* call_;
-};
-
 struct Api {
-    explicit Api(const std::string& path) : library(path) {}
+    explicit Api(const std::string& file) : library(file, "UCX 1.10 or later is needed") {}
 
-    Library library;
+    std::string path() const { return library.path_of("ucp_init_version"); }
+
+    SharedLibrary library;
     template <class Type>
-    using F = Function<Type>;
+    using F = SharedFunction<Type>;
     F<const char*()> get_version_string{library, "ucp_get_version_string"};
     F<const char*(Status)> status_string{library, "ucs_status_string"};
     F<Status(const char*, const char*, Settings**)> config_read{library, "ucp_config_read"};

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from ringcomm.bootstrap.wire.peers import WAITING
+from ringcomm.bootstrap.wire.tls import TlsIdentity, find_identity
 from ringcomm.config import Config
 from ringcomm.errors import ArgumentError, refuse
 from ringcomm.machine.ports import holders
@@ -30,19 +31,21 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Where this process listens for other hosts.
+    """Where this process listens for other hosts, and by what they know it.
 
     Attributes:
         hosts: The addresses at which they reach this host.
         bound: Those of its interfaces at which it listens: one for each of `hosts`, or one for all.
         ports: The ones that it may take; None: any.
         setting: What sets `bound`, for an error.
+        tls: What this process shows them; None: there is no TLS.
     """
 
     hosts: Sequence[str]
     bound: Sequence[str]
     ports: range | None = None
     setting: str = "RINGCOMM_HOST_ADDRESS"
+    tls: TlsIdentity | None = None
 
     @property
     def mapped(self) -> bool:
@@ -66,9 +69,10 @@ def reach_of(config: Config, find: Callable[[], str]) -> Reach:
     """Return where this process listens: as set, else at the address of this host that `find` returns."""
     bound = config.bind_addresses
     hosts = config.host_addresses or [each for each in bound if not is_unspecified(each)] or [find()]
+    tls = find_identity(config.tls)
     if not bound:
-        return Reach(hosts, hosts, config.ports)
-    return Reach(hosts, bound, config.ports, "RINGCOMM_BIND_ADDRESS")
+        return Reach(hosts, hosts, config.ports, tls=tls)
+    return Reach(hosts, bound, config.ports, "RINGCOMM_BIND_ADDRESS", tls)
 
 
 def split_address(address: str) -> tuple[str, int]:

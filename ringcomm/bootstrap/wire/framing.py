@@ -2,7 +2,9 @@
 
 import errno
 import json
+import math
 import os
+import select
 import socket
 import struct
 from contextlib import suppress
@@ -63,10 +65,25 @@ def failure_of(message: Frame) -> RingcommError:
     return decode_error(message.payload)
 
 
+class Channel(Protocol):
+    """What a socket sends and receives through, without waiting: see tls.TlsChannel."""
+
+    handle: Any
+
+    def send(self, data: bytearray) -> int: ...
+
+    def recv(self, count: int) -> bytes: ...
+
+    def holds_received(self) -> bool: ...
+
+
 class MessageSocket(socket.socket):
     """A connected stream socket that keeps the boundaries of messages.
 
     One that does not block keeps what the kernel has no room for; `flush` sends it.
+
+    Attributes:
+        channel: that of TLS, or None
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -74,6 +91,7 @@ class MessageSocket(socket.socket):
         super().__init__(fileno=connected.detach())
         self.settimeout(timeout)
         self._received, self._unsent = bytearray(), bytearray()
+        self.channel: Channel | None = None
 
     def send(self, data: bytes, _: int = 0, /) -> int:  # type: ignore[override]  # a message, not a part of it
         self._unsent += LENGTH.pack(len(data)) + data
@@ -84,7 +102,7 @@ class MessageSocket(socket.socket):
         """Send what is kept; return whether nothing is left."""
         with suppress(BlockingIOError):
             while self._unsent:
-                del self._unsent[: super().send(self._unsent)]
+                del self._unsent[: self._write(self._unsent)]
         return not self._unsent
 
     def recv(self, size: int, _: int = 0, /) -> bytes:
@@ -111,8 +129,36 @@ class MessageSocket(socket.socket):
             self._received += data
         return True
 
+    def holds_received(self) -> bool:
+        """Return whether something can be received although the socket need not be readable."""
+        return self.channel is not None and self.channel.holds_received()
+
+    def _write(self, data: bytearray) -> int:
+        while self.channel:
+            try:
+                return self.channel.send(data)
+            except BlockingIOError as blocked:
+                self._wait(blocked, select.POLLIN if blocked.errno == errno.EINPROGRESS else select.POLLOUT)
+        return super().send(data)
+
     def _read(self, count: int) -> bytes:
+        while self.channel:
+            try:
+                return self.channel.recv(count)
+            except BlockingIOError as blocked:
+                self.flush()  # what has waited for the handshake
+                self._wait(blocked, select.POLLIN)
         return super().recv(count)
+
+    def _wait(self, blocked: BlockingIOError, event: int) -> None:
+        """Wait, up to the timeout of this socket, until its channel can go on."""
+        timeout = self.gettimeout()
+        if timeout == 0:
+            raise blocked
+        ready = select.poll()
+        ready.register(self, event)
+        if not ready.poll(None if timeout is None else math.ceil(1000 * timeout)):
+            raise TimeoutError("timed out")
 
 
 def hang_up(peer: MessageSocket) -> None:

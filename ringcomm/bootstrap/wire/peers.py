@@ -138,6 +138,8 @@ class PeerServer:
                     self._flush(peer)
                 if events & selectors.EVENT_READ:
                     self._hear(peer)
+                    while peer in self._peers and peer.holds_received():
+                        self._hear(peer)
         while refused := self._gate.poll(self._peers):
             self.refuse(*refused)
         self._refusals.flush(time.monotonic())
@@ -152,10 +154,10 @@ class PeerServer:
         peer.close()
         self._accepts_again = 0.0
 
-    def release(self, peer: MessageSocket) -> int:
-        """Return the descriptor of a peer; the caller owns it from now on."""
+    def release(self, peer: MessageSocket) -> MessageSocket:
+        """Return a peer; the caller owns it from now on."""
         self._forget(peer)
-        return peer.detach()
+        return peer
 
     def close(self) -> None:
         self._refusals.flush()

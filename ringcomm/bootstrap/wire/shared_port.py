@@ -1,8 +1,8 @@
 """The port of this process at one of its addresses, at which others reach all servers of the process.
 
 RINGCOMM_PORT_RANGE leaves a process one port, but it has a server for each start and each group between hosts. So a
-thread accepts peers at the port, and hands each to the server whose secret it has proved. The port is open as long as
-any server is reached there.
+thread accepts peers at the port, and hands each, with its TLS, to the server whose secret it has proved. The port is
+open as long as any server is reached there.
 
 A server may be closed by the garbage collector, in any thread: so nothing that closes one takes a lock or waits.
 """
@@ -23,6 +23,7 @@ from ringcomm.bootstrap.wire.framing import MessageSocket
 from ringcomm.bootstrap.wire.handshake import HANDSHAKE_TIMEOUT
 from ringcomm.bootstrap.wire.peers import PeerServer
 from ringcomm.bootstrap.wire.tcp import TcpGate, TcpPeers
+from ringcomm.bootstrap.wire.tls import TlsIdentity
 from ringcomm.errors import RingcommError
 from ringcomm.machine.threads import start_thread
 
@@ -40,7 +41,7 @@ def open_gate(
     """
     if reach.ports:
         return PortGate(reach, reach.ports, purpose, secret, keepalive, rank, needed)
-    return TcpGate(listen_at(reach, purpose), [secret], keepalive)
+    return TcpGate(listen_at(reach, purpose), [secret], keepalive, reach.tls)
 
 
 class PortGate(TcpPeers):
@@ -54,7 +55,7 @@ class PortGate(TcpPeers):
         with ExitStack() as failed:
             failed.callback(inbox.close)
             for host in reach.bound:
-                _attach(inbox, _Where(host, ports, reach.mapped), purpose, rank, needed)
+                _attach(inbox, _Where(host, ports, reach.mapped, reach.tls), purpose, rank, needed)
             failed.pop_all()
         self.addresses = [port.address for port in inbox.attached]
 
@@ -69,11 +70,11 @@ class _Inbox:
     def __init__(self, secret: bytes) -> None:
         self.secret = secret
         self.attached: list[_SharedPort] = []
-        self._arrived: deque[socket.socket] = deque()
+        self._arrived: deque[MessageSocket] = deque()
         self._failure: RingcommError | None = None
         self._bell, self._closed = _Bell(), False
 
-    def put(self, arrived: socket.socket) -> None:
+    def put(self, arrived: MessageSocket) -> None:
         """Hand over a peer."""
         self._arrived.append(arrived)
         self._bell.ring()
@@ -86,7 +87,7 @@ class _Inbox:
         if failure:
             self._bell.ring()
 
-    def accept(self) -> tuple[socket.socket, None]:
+    def accept(self) -> tuple[MessageSocket, None]:
         self._bell.hear()
         failure, self._failure = self._failure, None
         if failure:
@@ -122,6 +123,7 @@ class _Where(NamedTuple):
     host: str
     ports: range
     any_address: bool
+    tls: TlsIdentity | None  # servers with another one need another port: a peer is greeted before it proves a secret
 
 
 class _SharedPort:
@@ -136,7 +138,7 @@ class _SharedPort:
         self._inboxes: dict[bytes, ref[_Inbox]] = {}  # by secret
         self._closed = False  # and the thread ends
         self._failed = False  # to accept the last peer
-        self._where, self._bell = where, _Bell()
+        self._where, self.tls, self._bell = where, where.tls, _Bell()
         self._server = PeerServer(_Entrance(self, listener), lambda _: None, rank)
         self._server.call_on(self._bell.fd, self._bell.hear)
 
@@ -170,12 +172,12 @@ class _SharedPort:
         self._bell.ring()
 
     def hand_over(self, peer: MessageSocket, secret: bytes) -> None:
-        connected = socket.socket(fileno=self._server.release(peer))
+        self._server.release(peer)
         held = self._inboxes.get(secret)
         if held and (inbox := held()):
-            inbox.put(connected)
+            inbox.put(peer)
         else:  # it has closed meanwhile
-            connected.close()
+            peer.close()
 
     def accepted(self) -> None:
         if self._failed:
@@ -227,7 +229,7 @@ class _Entrance(TcpGate):
     """Hands a peer over as soon as it has proved a secret."""
 
     def __init__(self, port: _SharedPort, listener: socket.socket) -> None:
-        super().__init__([listener], port.secrets, None)
+        super().__init__([listener], port.secrets, None, port.tls)
         self._port = port
 
     def greet(self, peer: socket.socket) -> tuple[MessageSocket | None, str]:

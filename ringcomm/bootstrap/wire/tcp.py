@@ -20,6 +20,7 @@ from ringcomm.bootstrap.wire.handshake import (
 )
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE, PROBE_AGAIN, patience_with, probe, probe_now
 from ringcomm.bootstrap.wire.peers import Gate, Listener
+from ringcomm.bootstrap.wire.tls import TlsFailure, TlsIdentity
 from ringcomm.errors import ArgumentError
 from ringcomm.machine import descriptors
 
@@ -41,13 +42,14 @@ def connect(
     seconds: float,
     keepalive: float = KEEPALIVE,
     connect_timeout: float = HANDSHAKE_TIMEOUT,
+    tls: TlsIdentity | None = None,
 ) -> MessageSocket:
     """Return a connection to the server at this address, whose send and recv then wait up to `seconds`.
 
     `connect_timeout`: the most seconds until that host answers, which a busy server does not delay.
 
     Raises ConnectionRefusedError if nothing listens there, another ConnectionError if no server answers as it should,
-    TimeoutError if it takes too long for that, ArgumentError if it has another secret.
+    TimeoutError if it takes too long for that, ArgumentError if it has another secret, or (of `tls`) TLS fails.
     """
     seconds = min(seconds, HANDSHAKE_TIMEOUT)
     try:
@@ -63,7 +65,7 @@ def connect(
         number = errno.ETIMEDOUT if isinstance(error, TimeoutError) else getattr(error, "errno", None)
         raise kind(number, getattr(error, "strerror", "") or str(error)) from None
     try:
-        steps = client_handshake(secret)
+        steps = client_handshake(secret, peer, tls)
         next(steps)
         with suppress(StopIteration):
             while True:
@@ -73,6 +75,8 @@ def connect(
         peer.close()
         if isinstance(error, WrongSecret):
             raise ArgumentError(f"the store at {address} has another secret than this process") from None
+        if isinstance(error, TlsFailure):
+            raise ArgumentError(f"cannot connect to the store at {address}: {error}", argument="tls") from None
         if isinstance(error, ConnectionError | TimeoutError):
             raise
         raise ConnectionError(error.strerror or str(error)) from None
@@ -143,7 +147,7 @@ class TcpPeers(Gate):
                 _watch(peer, self._keepalive)
         except OSError:  # it has disconnected again
             return None, ""
-        return MessageSocket(peer), ""
+        return peer if isinstance(peer, MessageSocket) else MessageSocket(peer), ""  # a shared port's has its TLS
 
     def due(self) -> float:
         return self._probe_at
@@ -163,9 +167,15 @@ class TcpGate(TcpPeers):
     until one has proved it; after GRACE seconds the oldest goes.
     """
 
-    def __init__(self, listeners: Sequence[socket.socket], secrets: Collection[bytes], keepalive: float | None) -> None:
+    def __init__(
+        self,
+        listeners: Sequence[socket.socket],
+        secrets: Collection[bytes],
+        keepalive: float | None,
+        tls: TlsIdentity | None = None,
+    ) -> None:
         super().__init__(keepalive, *listeners)
-        self._secrets = secrets
+        self._secrets, self._tls = secrets, tls
         self._untrusted: dict[MessageSocket, _UntrustedPeer] = {}  # the oldest first
         self.addresses = [name_of(listener) for listener in listeners]
 
@@ -173,10 +183,12 @@ class TcpGate(TcpPeers):
         heard, reason = super().greet(peer)
         if heard is None:
             return None, reason
-        handshake = ServerHandshake(self._secrets)
+        handshake = ServerHandshake(self._secrets, bool(self._tls))
         try:
             heard.setblocking(False)
             heard.send(handshake.greeting)
+            if self._tls:
+                self._tls.secure(heard, accepts=True)
         except OSError:  # it has disconnected again
             return None, ""
         self._untrusted[heard] = _UntrustedPeer(handshake, time.monotonic())
@@ -189,6 +201,8 @@ class TcpGate(TcpPeers):
             message = peer.recv(MESSAGE_OF_HANDSHAKE)
         except BlockingIOError:
             return False, ""
+        except TlsFailure as error:
+            return False, str(error)
         except OSError:  # too long, or disconnected
             message = b""
         answer, refusal = self._untrusted[peer].handshake.answer(message)

@@ -46,7 +46,7 @@ def connect_members(ranks: Sequence[int], rank: int, tag: str, parent: Context) 
     config = settings(parent.comm.timeout)
     if len(ranks) == 1:
         return connect_alone(config)
-    world = find_place()
+    world = replace(find_place(), tls=config.tls)
     name = f"{world.job}/{tag}/{','.join(map(str, ranks))}"
     _calls[name] += 1
     place = replace(world, rank=rank, size=len(ranks), job=f"{name}#{_calls[name]}", members=tuple(ranks))

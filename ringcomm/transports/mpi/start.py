@@ -56,7 +56,12 @@ def join(comm: Any, config: Config) -> Transport:
         left.free_if_unused()  # MPI has few communicators
     own = duplicate(comm, config.start_limit)
     rank = own.Get_rank()
-    mine = {**facts_of(rank, config), "secret": secrets.token_hex(16), "serialized": serialized()}
+    mine = {
+        **facts_of(rank, config),
+        "secret": secrets.token_hex(16),
+        "serialized": serialized(),
+        "tls": config.tls is not None,
+    }
     ranks = all_gather_facts(own, mine, config.start_limit)
     job = JobFacts(rank, ranks, config)
     config, layout = job.config, job.layout
@@ -65,6 +70,10 @@ def join(comm: Any, config: Config) -> Transport:
         own.Free()
         text = "MPI runs at a thread level below MPI_THREAD_SERIALIZED: set MPI4PY_RC_THREAD_LEVEL=multiple"
         raise ArgumentError(f"{text} ({format_ranks(unfit)})", rank=unfit[0])
+    if several and (encrypted := [other for other, facts in enumerate(ranks) if facts["tls"]]):
+        own.Free()
+        text = "tls (RINGCOMM_TLS): MPI connects these hosts, and ringcomm cannot encrypt what it carries"
+        raise ArgumentError(f"{text} ({format_ranks(encrypted)})", rank=encrypted[0])
     local: shm.ShmTransport | None = None
     table = None
     failure: Exception | None = None

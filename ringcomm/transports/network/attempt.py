@@ -10,6 +10,7 @@ from collections.abc import Generator
 
 from ringcomm.bootstrap.wire.framing import MessageSocket
 from ringcomm.bootstrap.wire.handshake import MESSAGE_OF_HANDSHAKE, client_handshake
+from ringcomm.bootstrap.wire.tls import TlsIdentity
 
 __all__ = ["ACCEPTED", "CONNECTING", "HELLO", "Attempt", "secret_of"]
 
@@ -19,15 +20,26 @@ ACCEPTED, CONNECTING = b"accepted", b"connecting"  # the answers about itself; a
 
 
 class Attempt:
-    """A connection of rank `own` to `target` on which the handshake has not ended.
+    """The connection `peer` of rank `own` to `target` on which the handshake has not ended.
 
     It is to connect to rank `about`, as flow number `flow` if that is not 0, or to ask about it. At `expires` it has
     failed.
     """
 
-    def __init__(self, secret: bytes, own: int, target: int, about: int, expires: float, flow: int = 0) -> None:
+    def __init__(
+        self,
+        peer: MessageSocket,
+        tls: TlsIdentity | None,
+        secret: bytes,
+        own: int,
+        target: int,
+        about: int,
+        expires: float,
+        flow: int = 0,
+    ) -> None:
         self.target, self.about, self.flow, self.expires = target, about, flow, expires
-        self._steps = self._introduce(secret_of(secret, target), own)
+        self._peer = peer
+        self._steps = self._introduce(tls, secret_of(secret, target), own)
         next(self._steps)
 
     @property
@@ -35,16 +47,16 @@ class Attempt:
         """Whether this would become the connection of the two ranks."""
         return self.target == self.about and not self.flow
 
-    def advance(self, peer: MessageSocket) -> bytes | None:
+    def advance(self) -> bytes | None:
         """Read what has come, and go on; return the answer once it is there. Raises OSError if the attempt fails."""
         try:
-            peer.send(self._steps.send(peer.recv(MESSAGE_OF_HANDSHAKE)))
+            self._peer.send(self._steps.send(self._peer.recv(MESSAGE_OF_HANDSHAKE)))
         except StopIteration as answer:
             return bytes(answer.value)
         return None
 
-    def _introduce(self, secret: bytes, own: int) -> Generator[bytes, bytes, bytes]:
-        yield from client_handshake(secret)
+    def _introduce(self, tls: TlsIdentity | None, secret: bytes, own: int) -> Generator[bytes, bytes, bytes]:
+        yield from client_handshake(secret, self._peer, tls)
         if self.connects:
             self.expires = math.inf  # the other may take this connection, now or later
         answer = yield HELLO.pack(own, self.about, self.flow)

@@ -21,7 +21,7 @@ __all__ = ["Facts", "JobFacts", "facts_by_rank", "facts_of"]
 log = logging.getLogger("ringcomm")
 
 # Settings of each process; rank 0 decides all others.
-OWN = ("kernels", "log", "host_id", "host_address", "bind_address", "port_range", "ucx")
+OWN = ("kernels", "log", "host_id", "host_address", "bind_address", "port_range", "tls", "ucx")
 
 Facts = Mapping[str, Any]
 

@@ -30,8 +30,8 @@ from ringcomm.bootstrap.wire.keepalive import patience_with, probe
 from ringcomm.bootstrap.wire.peers import PeerServer
 from ringcomm.bootstrap.wire.shared_port import open_gate
 from ringcomm.bootstrap.wire.tcp import begin_to_connect, is_established
-from ringcomm.bootstrap.wire.unix import close_descriptors
-from ringcomm.errors import RingcommError
+from ringcomm.bootstrap.wire.tls import TlsFailure
+from ringcomm.errors import ArgumentError, RingcommError
 from ringcomm.machine import descriptors
 from ringcomm.transports.network.attempt import ACCEPTED, CONNECTING, HELLO, Attempt, secret_of
 from ringcomm.transports.network.host_layout import HostLayout
@@ -49,9 +49,9 @@ class Mesh:
         rank, size: Of this rank among those that connect; in the job it is rank `number`.
         own: The addresses at which others reach this rank.
         addresses: Those of all ranks.
-        connected: For each rank whose connection nobody has taken over yet the descriptor of a TCP socket, which does
-            not block, and probes the other host.
-        flows: The rank, and the descriptor, of each flow that nobody has taken over yet.
+        connected: For each rank whose connection nobody has taken over yet its socket, which does not block, and probes
+            the other host.
+        flows: The rank, and the socket, of each flow that nobody has taken over yet.
         ended: What has become of ranks that cannot be reached: LEFT, or why they are lost.
         failures: Why the last attempt to connect to a rank has failed.
     """
@@ -65,10 +65,10 @@ class Mesh:
         purpose = f"rank {self.number}: the address of this host ({reach.setting})"
         gate = open_gate(reach, purpose, secret_of(secret, self.rank), None, self.number, len(layout.local_ranks))
         self.server = PeerServer(gate, self._receive, self.number)
-        self.own, self._sources = reach.addresses(gate.addresses), reach.sources
+        self.own, self._sources, self._tls = reach.addresses(gate.addresses), reach.sources, reach.tls
         self.addresses: list[list[str]] = []
-        self.connected: dict[int, int] = {}
-        self.flows: list[tuple[int, int]] = []
+        self.connected: dict[int, MessageSocket] = {}
+        self.flows: list[tuple[int, MessageSocket]] = []
         self.ended: dict[int, bytes] = {}
         self.failures: dict[int, OSError] = {}
         self._searches: dict[int, Search] = {}
@@ -78,7 +78,8 @@ class Mesh:
 
     def close(self) -> None:
         self.server.close()
-        close_descriptors([*self.connected.values(), *(fd for _, fd in self.flows)])
+        for peer in [*self.connected.values(), *(peer for _, peer in self.flows)]:
+            peer.close()
 
     def number_of(self, rank: int) -> int:
         """Return the number of a rank in the job."""
@@ -109,7 +110,7 @@ class Mesh:
         except OSError as error:
             self._warn(rank, flow, error)
         else:
-            self._await(peer, Attempt(self._secret, self.rank, rank, rank, expires, flow))
+            self._await(peer, rank, rank, expires, flow)
 
     def take_flow(self, rank: int, peer: MessageSocket) -> None:
         """Keep the connection of a flow for whoever takes `flows`."""
@@ -117,7 +118,7 @@ class Mesh:
             probe(peer, self._keepalive)
         self.flows.append((rank, self.server.release(peer)))
 
-    def take(self) -> dict[int, int]:
+    def take(self) -> dict[int, MessageSocket]:
         """Return the new connections; the caller owns them from now on."""
         taken, self.connected = self.connected, {}
         self._taken.update(taken)
@@ -169,16 +170,16 @@ class Mesh:
                 raise descriptors.exhausted(self.number, "to connect to another rank", error) from None
             self._failed(target, rank, error)
             return
-        self._await(peer, Attempt(self._secret, self.rank, target, rank, expires))
+        self._await(peer, target, rank, expires)
 
-    def _await(self, peer: MessageSocket, attempt: Attempt) -> None:
+    def _await(self, peer: MessageSocket, target: int, about: int, expires: float, flow: int = 0) -> None:
         self.server.add(peer)
-        self._attempts[peer] = attempt
+        self._attempts[peer] = Attempt(peer, self._tls, self._secret, self.rank, target, about, expires, flow)
 
     def _advance(self, peer: MessageSocket) -> None:
         attempt = self._attempts[peer]
         try:
-            answer = attempt.advance(peer)
+            answer = attempt.advance()
         except BlockingIOError:
             return
         except OSError as error:
@@ -224,6 +225,12 @@ class Mesh:
             return
         if target == rank:
             self.failures[rank] = error
+        if isinstance(error, TlsFailure):  # as each attempt would
+            if self._state_of is None:
+                text = f"rank {self.number}: cannot connect to rank {self.number_of(target)}"
+                raise ArgumentError(f"{text} at {self.addresses[target][0]}: {error}", rank=self.number)
+            self._end(rank, f"no connection {self.reason(rank)}".encode())
+            return
         ended = self._searches[rank].fail(error, answers)
         if ended is not None:
             self._end(rank, ended or f"no connection {self.reason(rank)}".encode())
@@ -283,5 +290,6 @@ class Mesh:
             found.pop(rank, None)
         with suppress(OSError):
             probe(peer, self._keepalive)
-        close_descriptors([self.connected.pop(rank, -1)])  # it has given an earlier connection up
+        if rank in self.connected:
+            self.connected.pop(rank).close()  # it has given that one up
         self.connected[rank] = self.server.release(peer)

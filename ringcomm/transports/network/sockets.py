@@ -17,6 +17,7 @@ from ringcomm.bootstrap.store import Store, all_gather_facts
 from ringcomm.bootstrap.wire.addresses import Reach
 from ringcomm.bootstrap.wire.handshake import MESSAGE_OF_HANDSHAKE
 from ringcomm.bootstrap.wire.keepalive import patience_with
+from ringcomm.bootstrap.wire.tls import take_over
 from ringcomm.errors import RingcommError
 from ringcomm.machine import descriptors
 from ringcomm.machine.threads import start_thread
@@ -113,10 +114,17 @@ class SocketNetwork(Network):
 
 def open_link(mesh: Mesh, name: str, keepalive: float) -> Any:
     """Return an rc_network over the connections that a mesh has."""
-    connected, slot = mesh.take(), ffi.new("rc_network **")
-    sockets = [connected.get(rank, -1) for rank in range(mesh.size)]
-    check(lib.rc_network_open(mesh.rank, mesh.size, sockets, name.encode(), *patience_with(keepalive), slot))
-    return ffi.gc(slot[0], lib.rc_network_free)
+    slot = ffi.new("rc_network **")
+    check(lib.rc_network_open(mesh.rank, mesh.size, name.encode(), *patience_with(keepalive), slot))
+    handle = ffi.gc(slot[0], lib.rc_network_free)
+    give_connections(mesh, handle)
+    return handle
+
+
+def give_connections(mesh: Mesh, handle: Any) -> None:
+    """Give the new connections of a mesh to its rc_network."""
+    for rank, peer in mesh.take().items():
+        check(lib.rc_network_connect(handle, rank, *take_over(peer), NULL))
 
 
 class _Connector:
@@ -155,7 +163,7 @@ class _Connector:
         finally:
             self._mesh.close()
             for rank in range(self._mesh.size):  # what waits for a connection
-                check(lib.rc_network_connect(self._handle, rank, -1, b"no connection is made any more"))
+                check(lib.rc_network_connect(self._handle, rank, -1, NULL, b"no connection is made any more"))
 
     def _take_wanted(self) -> None:
         check(lib.rc_network_wanted(self._handle, self._readable, self._wanted, self._flows, self._count))
@@ -177,17 +185,16 @@ class _Connector:
 
     def _report(self) -> None:
         """Tell the core which ranks are connected, and of which others it is known that they never will be."""
-        for rank, fd in self._mesh.take().items():
-            check(lib.rc_network_connect(self._handle, rank, fd, NULL))
+        give_connections(self._mesh, self._handle)
         while self._mesh.flows:
-            rank, fd = self._mesh.flows.pop()
+            rank, peer = self._mesh.flows.pop()
             try:
-                check(lib.rc_network_add_flow(self._handle, rank, fd))
+                check(lib.rc_network_add_flow(self._handle, rank, *take_over(peer)))
             except RingcommError as error:  # the system has no room
                 log.warning("rank %d: a flow to rank %d: %s", self._mesh.number, self._mesh.number_of(rank), error)
         while self._mesh.ended:
             rank, how = self._mesh.ended.popitem()
-            check(lib.rc_network_connect(self._handle, rank, -1, NULL if how == LEFT else how))
+            check(lib.rc_network_connect(self._handle, rank, -1, NULL, NULL if how == LEFT else how))
 
     def _state_of(self, rank: int) -> bytes:
         """Say what has become of another rank of this host."""

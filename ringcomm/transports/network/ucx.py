@@ -116,7 +116,9 @@ def connect_ucx(rank: int, size: int, store: Store, config: Config, address: str
         return None
     ucx, reason = None, ""
     try:
-        if config.link == "ucx" or has_rdma_devices():
+        if config.tls:
+            reason = "with RINGCOMM_TLS the link is sockets, since UCX encrypts nothing"
+        elif config.link == "ucx" or has_rdma_devices():
             ucx = open_ucx(config, address)
     except RingcommError as error:
         reason = str(error)

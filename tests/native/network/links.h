@@ -26,9 +26,16 @@ inline bool untouched(const Bytes& memory) {
     return std::all_of(memory.begin(), memory.end(), [](std::byte each) { return each == UNTOUCHED; });
 }
 
+using StreamPair = std::pair<std::unique_ptr<ringcomm::ByteStream>, std::unique_ptr<ringcomm::ByteStream>>;
+
+inline StreamPair connected_streams() {
+    const auto [a, b] = connected();
+    return {std::make_unique<ringcomm::ByteStream>(a), std::make_unique<ringcomm::ByteStream>(b)};
+}
+
 struct Rank final : ringcomm::LinkEvents {
-    Rank(int rank, int size, const std::vector<int>& sockets, const std::string& name = unused_name())
-        : packets(size), lost(size), link(rank, size, sockets, name, 15, 15) {}
+    Rank(int rank, int size, const std::string& name = unused_name())
+        : packets(size), lost(size), link(rank, size, name, 15, 15) {}
 
     void packet_arrived(int peer, std::span<const std::byte> packet) override {
         packets[peer].emplace_back(packet.begin(), packet.end());
@@ -43,27 +50,31 @@ struct Rank final : ringcomm::LinkEvents {
     ringcomm::SocketLink link;
 };
 
-inline std::deque<Rank> ranks_of(int size) {
-    std::vector<std::vector<int>> sockets(size, std::vector<int>(size, -1));
-    for (int a = 0; a < size; ++a) {
-        for (int b = 0; b < a; ++b) std::tie(sockets[a][b], sockets[b][a]) = connected();
-    }
+inline std::deque<Rank> ranks_of(int size, const std::function<StreamPair()>& connect = connected_streams) {
     std::deque<Rank> ranks;
     const std::string name = unused_name();
-    for (int r = 0; r < size; ++r) ranks.emplace_back(r, size, sockets[r], name);
+    for (int r = 0; r < size; ++r) ranks.emplace_back(r, size, name);
+    for (int a = 0; a < size; ++a) {
+        for (int b = 0; b < a; ++b) {
+            auto [of_a, of_b] = connect();
+            ranks[a].link.begin(b, std::move(of_a));
+            ranks[b].link.begin(a, std::move(of_b));
+        }
+    }
     return ranks;
 }
 
 // Joins each two ranks by further connections, and returns a descriptor for each end of each, by flow.
-inline std::vector<std::vector<int>> add_flows(std::deque<Rank>& ranks, int flows) {
+inline std::vector<std::vector<int>> add_flows(std::deque<Rank>& ranks, int flows,
+                                               const std::function<StreamPair()>& connect = connected_streams) {
     std::vector<std::vector<int>> ends(flows);
     for (size_t a = 0; a < ranks.size(); ++a) {
         for (size_t b = 0; b < a; ++b) {
             for (int flow = 0; flow < flows; ++flow) {
-                const auto [of_a, of_b] = connected();
-                ends[flow].insert(ends[flow].end(), {dup(of_a), dup(of_b)});
-                ranks[a].link.add_flow(int(b), of_a);
-                ranks[b].link.add_flow(int(a), of_b);
+                auto [of_a, of_b] = connect();
+                ends[flow].insert(ends[flow].end(), {dup(of_a->fd), dup(of_b->fd)});
+                ranks[a].link.add_flow(int(b), std::move(of_a));
+                ranks[b].link.add_flow(int(a), std::move(of_b));
             }
         }
     }

@@ -61,12 +61,12 @@ inline void connect_when_needed(std::vector<NetworkRank>& ranks, const std::atom
                 if (done[r][peer] && !flows[i]) continue;
                 const auto [mine, theirs] = connected();
                 if (flows[i]) {
-                    DO(rc_network_add_flow(ranks[r].network, peer, mine));
-                    DO(rc_network_add_flow(ranks[peer].network, r, theirs));
+                    DO(rc_network_add_flow(ranks[r].network, peer, mine, nullptr));
+                    DO(rc_network_add_flow(ranks[peer].network, r, theirs, nullptr));
                 } else {
                     done[r][peer] = done[peer][r] = true;
-                    DO(rc_network_connect(ranks[r].network, peer, mine, nullptr));
-                    DO(rc_network_connect(ranks[peer].network, r, theirs, nullptr));
+                    DO(rc_network_connect(ranks[r].network, peer, mine, nullptr, nullptr));
+                    DO(rc_network_connect(ranks[peer].network, r, theirs, nullptr, nullptr));
                 }
             }
         }
@@ -87,11 +87,6 @@ inline void on_hosts(const std::string& layout, const rc_tuning& tuning, const s
         ranks[r].rank = r;
         ranks[r].size = size;
         ranks[r].all = &all;
-        ranks[r].sockets.assign(size, -1);
-        for (int other = 0; other < r; ++other) {
-            if (layout[other] == layout[r] || when == Connected::WHEN_NEEDED) continue;
-            std::tie(ranks[r].sockets[other], ranks[other].sockets[r]) = connected();
-        }
     }
     bool shares = false;
     for (int first = 0; first < size; ++first) {
@@ -113,7 +108,15 @@ inline void on_hosts(const std::string& layout, const rc_tuning& tuning, const s
         close(fd);
     }
     for (NetworkRank& rank : ranks) {
-        DO(rc_network_open(rank.rank, size, rank.sockets.data(), name.c_str(), 15, 15, &rank.network));
+        DO(rc_network_open(rank.rank, size, name.c_str(), 15, 15, &rank.network));
+        for (int other = 0; other < rank.rank; ++other) {
+            if (layout[other] == layout[rank.rank] || when == Connected::WHEN_NEEDED) continue;
+            const auto [mine, theirs] = connected();
+            rank.sockets.push_back(mine);
+            ranks[other].sockets.push_back(theirs);
+            DO(rc_network_connect(rank.network, other, mine, nullptr, nullptr));
+            DO(rc_network_connect(ranks[other].network, rank.rank, theirs, nullptr, nullptr));
+        }
     }
     std::atomic<bool> stops{false};
     std::thread connecting([&] { connect_when_needed(ranks, stops); });

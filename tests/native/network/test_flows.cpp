@@ -103,9 +103,10 @@ void an_idle_pair_continues_without() {
 // What has been canceled, was to be sent again, and is acknowledged meanwhile still leaves whole: the stream goes on.
 void an_acknowledgement_comes_late() {
     const auto pair = connected(), flow = connected(), other = connected();
-    Rank rank(0, 2, {-1, pair.first});
-    rank.link.add_flow(1, flow.first);
-    rank.link.add_flow(1, other.first);
+    Rank rank(0, 2);
+    rank.link.begin(1, std::make_unique<ByteStream>(pair.first));
+    rank.link.add_flow(1, std::make_unique<ByteStream>(flow.first));
+    rank.link.add_flow(1, std::make_unique<ByteStream>(other.first));
     Bytes data = pattern(LARGE, 1);
     LinkTransfer send, next;
     rank.link.send(1, 1, data.data(), LARGE, send);
@@ -135,8 +136,9 @@ void an_acknowledgement_comes_late() {
 // Rank 0 with two flows, and the other ends of its connections.
 struct Raw {
     Raw() {
-        rank.link.add_flow(1, first.first);
-        rank.link.add_flow(1, second.first);
+        rank.link.begin(1, std::make_unique<ByteStream>(pair.first));
+        rank.link.add_flow(1, std::make_unique<ByteStream>(first.first));
+        rank.link.add_flow(1, std::make_unique<ByteStream>(second.first));
         rank.link.receive(1, 1, found.data(), found.size(), receive);
         const uint64_t announced[]{1, 1ull << 62 | found.size()};
         CHECK(write(pair.second, announced, sizeof announced) == sizeof announced);
@@ -156,7 +158,7 @@ struct Raw {
     }
 
     const std::pair<int, int> pair = connected(), first = connected(), second = connected();
-    Rank rank{0, 2, {-1, pair.first}};
+    Rank rank{0, 2};
     const Bytes data = pattern(Flows::LEAST_BYTES, 1);
     Bytes found = Bytes(data.size(), UNTOUCHED);
     LinkTransfer receive;
@@ -198,9 +200,10 @@ void an_acknowledgement_without_room_is_reported() {
 void garbage() {
     for (const uint64_t bytes : {uint64_t{5}, uint64_t{UINT32_MAX}}) {
         const auto pair = connected(), flow = connected(), other = connected();
-        Rank rank(0, 2, {-1, pair.first});
-        rank.link.add_flow(1, flow.first);
-        rank.link.add_flow(1, other.first);
+        Rank rank(0, 2);
+        rank.link.begin(1, std::make_unique<ByteStream>(pair.first));
+        rank.link.add_flow(1, std::make_unique<ByteStream>(flow.first));
+        rank.link.add_flow(1, std::make_unique<ByteStream>(other.first));
         Bytes found(Flows::LEAST_BYTES, UNTOUCHED);
         LinkTransfer receive;
         rank.link.receive(1, 1, found.data(), found.size(), receive);

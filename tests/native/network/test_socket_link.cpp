@@ -16,7 +16,9 @@ namespace {
 // Rank 0, and the other end of its only connection.
 struct Alone {
     Alone() : Alone(connected()) {}
-    explicit Alone(std::pair<int, int> ends) : rank(0, 2, {-1, ends.first}), socket(ends.second) {}
+    explicit Alone(std::pair<int, int> ends) : rank(0, 2), socket(ends.second) {
+        rank.link.begin(1, std::make_unique<ByteStream>(ends.first));
+    }
     ~Alone() { hang_up(); }
 
     void write(const void* data, size_t bytes) const {
@@ -200,9 +202,8 @@ void wake_ups_that_nobody_reads() {
     constexpr int SIZE = 40, MOST_UNREAD = 10;  // of a process, at least
     constexpr uint64_t LONG_NS = 20'000'000'000, SHORT_NS = 20'000'000;
     const std::string name = unused_name();
-    const std::vector<int> none(SIZE, -1);
     std::deque<Rank> ranks;
-    for (int r = 0; r < SIZE; ++r) ranks.emplace_back(r, SIZE, none, name);
+    for (int r = 0; r < SIZE; ++r) ranks.emplace_back(r, SIZE, name);
     SocketLink& first = ranks[0].link;
     for (int i = 0; i < MOST_UNREAD; ++i) {
         for (int r = 1; r < SIZE; ++r) first.wake_peer(r);
@@ -221,22 +222,6 @@ void wake_ups_that_nobody_reads() {
     CHECK(slept(ranks[1].link, LONG_NS) < LONG_NS / 2);
 }
 
-// The address at which others would wake it is taken.
-void a_link_that_cannot_begin_closes_its_sockets() {
-    const std::string name = unused_name();
-    const Rank first(0, 2, {-1, -1}, name);
-    const auto [socket, peer] = connected();
-    try {
-        const Rank second(0, 2, {-1, socket}, name);
-        CHECK(false);
-    } catch (const Failure& failure) {
-        CHECK(failure.error.code == RC_SYSTEM);
-    }
-    char data;
-    CHECK(recv(peer, &data, 1, MSG_DONTWAIT) == 0);
-    close(peer);
-}
-
 }  // namespace
 
 int main() {
@@ -247,7 +232,6 @@ int main() {
     a_dropped_tag_is_discarded();
     garbage();
     wake_ups_that_nobody_reads();
-    a_link_that_cannot_begin_closes_its_sockets();
     printf("test_socket_link: %d failures\n", failures.load());
     return failures != 0;
 }

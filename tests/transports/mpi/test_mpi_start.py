@@ -106,6 +106,14 @@ def test_a_failure_on_one_host_is_raised_on_all(world):
         check_usable(comm)
 
 
+@mpi_world.on_all
+def test_tls_is_refused_on_all_ranks_since_mpi_would_not_encrypt(world):
+    tls = "rank.pem,rank.key,ca.pem" if world.rank == 2 else None
+    config = Config(timeout=harness.OPERATION, host_id="0011"[world.rank], tls=tls)
+    error = raised(ArgumentError, lambda: ringcomm.init(config=config, mpi_comm=world))
+    assert str(error).endswith("MPI connects these hosts, and ringcomm cannot encrypt what it carries (rank 2)")
+
+
 def be_late_on_a_host(world, failed):
     """Rank 3 comes when rank 2 no longer waits for it."""
 

@@ -6,6 +6,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
+from cases.certificates import certificates
 from cases.meshes import HOSTS, REACH, SECRET, TIMEOUT, check_connected
 from ringcomm.bootstrap.store import HashStore
 from ringcomm.bootstrap.wire.keepalive import KEEPALIVE
@@ -47,3 +48,8 @@ def meshes(store, pool):
         for mesh in found:
             mesh.find_ended(lambda rank: states.get(rank, RUNS))
         yield found, states
+
+
+@pytest.fixture
+def files(tmp_path):
+    return certificates(tmp_path)

@@ -26,7 +26,7 @@ def made(monkeypatch):
 
     def noted(mesh, rank, peer):
         take_flow(mesh, rank, peer)
-        copy = socket.socket(fileno=socket.dup(mesh.flows[-1][1]))
+        copy = socket.socket(fileno=socket.dup(mesh.flows[-1][1].fileno()))
         found.append((mesh.rank, rank, copy.getsockname()[0], copy.getpeername()[0], copy))
 
     monkeypatch.setattr(Mesh, "take_flow", noted)

@@ -67,7 +67,8 @@ def connect_both(order):
                 mesh.connect_to(3 - mesh.rank)
             steps[mesh.rank] -= 1
             mesh.serve(order.choice([0, 0, 0.001]))
-            taken[mesh.rank] += [opened.enter_context(socket.socket(fileno=fd)) for fd in mesh.take().values()]
+            for peer in mesh.take().values():
+                taken[mesh.rank].append(opened.enter_context(socket.socket(fileno=peer.detach())))
         assert [len(found) for found in taken.values()] == [1, 1]
         (one,), (other,) = taken.values()
         one.settimeout(TIMEOUT)
@@ -85,7 +86,8 @@ def test_the_lower_rank_connects_where_the_higher_one_is_not_answered():
         serve_until(meshes, lambda: lower.connected and higher.connected, "the connection")
         assert not higher._attempts
         for mesh in meshes:
-            close_descriptors(mesh.take().values())
+            for peer in mesh.take().values():
+                peer.close()
 
 
 @contextmanager

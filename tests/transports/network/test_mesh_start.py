@@ -90,7 +90,7 @@ def talk(peer, secret, rank=0, listening=0, flow=0):
     with ExitStack() as failed:
         peer = failed.enter_context(MessageSocket(peer))
         peer.settimeout(TIMEOUT)
-        steps = client_handshake(secret)
+        steps = client_handshake(secret, peer, None)
         next(steps)
         with suppress(StopIteration):
             while True:
@@ -298,8 +298,8 @@ def test_an_idle_connection_ends_after_keepalive_and_not_before(pool, store, kee
     with ExitStack() as opened:
         started = start(pool, store, range(2), 2, keepalive=keepalive)
         ours, theirs = [opened.enter_context(closing(future.result())) for future in started]
-        opened.enter_context(socket.socket(fileno=theirs.take()[0]))
-        probed = opened.enter_context(socket.socket(fileno=os.dup(ours.connected[1])))
+        opened.enter_context(theirs.take()[0])
+        probed = opened.enter_context(socket.socket(fileno=os.dup(ours.connected[1].fileno())))
         link = open_link(ours, secrets.token_hex(8), keepalive)
         options = socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT
         idle, interval, probes = (probed.getsockopt(socket.IPPROTO_TCP, option) for option in options)
