@@ -93,10 +93,10 @@ def check_place(size: int, world: str, env: Mapping[str, str] | None) -> None:
         raise unknown("world", world, WORLDS)
     if not 1 <= integer("size", size) <= MAX_RANKS:
         raise refuse("size", f"1 to {MAX_RANKS} ranks", size)
+    if env and not (isinstance(env, Mapping) and all(isinstance(text, str) for pair in env.items() for text in pair)):
+        raise refuse("env", "names and values that are strings", repr(env))
     if env and world == "threads":
         raise refuse("env", "none with threads, which have the environment of this process", repr(env))
-    if not all(isinstance(text, str) for pair in (env or {}).items() for text in pair):
-        raise refuse("env", "names and values that are strings", repr(env))
 
 
 def first_error(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
@@ -261,7 +261,7 @@ def _serve(connection: Connection, env: Mapping[str, str]) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a rank that hangs is killed
     try:
-        comm = init(timeout=TIMEOUT)
+        comm = init(None if "RINGCOMM_TIMEOUT" in os.environ else TIMEOUT)
     except RingcommError as error:
         connection.recv()
         connection.send(_failed(error, lambda _: None))  # it says everything
