@@ -13,7 +13,7 @@ import pytest
 from cases.meshes import LOCAL, TIMEOUT, free_port
 from harness.failures import until
 from ringcomm import ArgumentError, RingcommError
-from ringcomm.bootstrap.wire import peers, shared_port, tcp
+from ringcomm.bootstrap.wire import addresses, peers, shared_port, tcp
 from ringcomm.bootstrap.wire.addresses import Reach, join_address, scoped_as, split_address
 from ringcomm.bootstrap.wire.peers import PeerServer
 from ringcomm.bootstrap.wire.shared_port import open_gate
@@ -134,6 +134,13 @@ def test_a_port_that_is_in_use_is_left_out(reach):
     more = Reach([LOCAL], [LOCAL], range(port, port + 20))
     with socket.create_server((LOCAL, port)), closing(Echo(more, "a")) as server:
         assert split_address(server.address)[1] in more.ports[1:]
+        assert ask(server) == b"a"
+
+
+def test_a_port_that_is_in_use_for_a_moment_is_taken_then(reach, monkeypatch):
+    held = socket.create_server((LOCAL, reach.ports[0]))
+    monkeypatch.setattr(addresses.time, "sleep", lambda seconds: seconds and held.close())
+    with closing(Echo(reach, "a")) as server:
         assert ask(server) == b"a"
 
 

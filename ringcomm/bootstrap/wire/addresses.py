@@ -1,11 +1,14 @@
 """Addresses of this host and of others, `host:port` or `[host]:port`, and sockets that listen at one."""
 
 import errno
+import random
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from ipaddress import ip_address
+from typing import Any
 
 from ringcomm.bootstrap.wire.peers import WAITING
 from ringcomm.bootstrap.wire.tls import TlsIdentity, find_identity
@@ -27,6 +30,9 @@ __all__ = [
     "split_address",
     "unreachable",
 ]
+
+
+PAUSES = (0.0, 0.02, 0.1, 0.3)  # seconds, at most, before each look for a free port of a range
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,28 +155,38 @@ def listen(
     of these, which the error names if none is free; 0: unknown.
     """
     try:
-        family, kind, protocol, _, resolved = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, resolved = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     except (socket.gaierror, UnicodeError) as error:
         text = f"{purpose}: cannot find the address of {host!r}: {getattr(error, 'strerror', error)}"
         raise ArgumentError(text) from None
     if is_unspecified(str(resolved[0])) and not any_address:
         raise refuse(purpose, "one address of this machine, not all", repr(host))
-    for port in ports:
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setblocking(False)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the port of a job that has just ended
-            listener.bind((resolved[0], port, *resolved[2:]))
-            listener.listen(WAITING)
-        except OSError as error:
-            listener.close()
-            if error.errno == errno.EADDRINUSE and isinstance(ports, range):
-                continue
-            raise _cannot_listen(purpose, join_address(host, port), error) from None
-        return listener
+    # A range is not full at the first look: some hold a port for a moment only, as a rank that looks for one for UCX.
+    in_range = isinstance(ports, range)
+    for pause in PAUSES if in_range else PAUSES[:1]:
+        time.sleep(random.uniform(0.0, pause))
+        for port in ports:
+            try:
+                return _listening(family, (resolved[0], port, *resolved[2:]))
+            except OSError as error:
+                if not in_range or error.errno != errno.EADDRINUSE:
+                    raise _cannot_listen(purpose, join_address(host, port), error) from None
     each = f"the {needed} ranks of this host need one each" if needed > 1 else "each rank of a host needs one"
     text = f"{purpose}: no port of RINGCOMM_PORT_RANGE={ports[0]}-{ports[-1]} is free at {host}: {each}"
     raise ArgumentError(f"{text}; in use: {holders(ports) or 'all'}")
+
+
+def _listening(family: int, address: tuple[Any, ...]) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setblocking(False)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the port of a job that has just ended
+        listener.bind(address)
+        listener.listen(WAITING)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def listen_at(reach: Reach, purpose: str) -> list[socket.socket]:
