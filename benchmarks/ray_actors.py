@@ -12,10 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import ray
-from ray.util import collective
-
-import ringcomm.ray
 
 BACKENDS = ("RINGCOMM", "GLOO")
 SIZES = [4 << 10, 64 << 10, 1 << 20, 16 << 20]  # bytes of the largest array
@@ -24,6 +20,10 @@ CALLS = ("allreduce", "allgather", "reducescatter", "broadcast")
 
 class Actor:
     def __init__(self, rank: int, size: int) -> None:
+        from ray.util import collective
+
+        import ringcomm.ray
+
         ringcomm.ray.register()
         self.size = size
         for backend in BACKENDS:
@@ -31,6 +31,8 @@ class Actor:
 
     def seconds(self, call: str, nbytes: int, group: str) -> float:
         """Return the time of one of the calls that take a tenth of a second together."""
+        from ray.util import collective
+
         whole = np.ones(nbytes // 4, np.float32)
         parts = [part.copy() for part in np.split(whole, self.size)]
         largest = collective.types.ReduceOp.MAX
@@ -54,6 +56,8 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=4, help="actors (4)")
     parser.add_argument("--rounds", type=int, default=15, help="rounds in which the backends take turns (15)")
     options = parser.parse_args()
+    import ray  # not for --help
+
     ray.init(num_cpus=options.size, log_to_driver=False, include_dashboard=False)
     kind: Any = ray.remote(num_cpus=1, runtime_env={"env_vars": {"GLOO_SOCKET_IFNAME": "lo"}})(Actor)
     actors = [kind.remote(rank, options.size) for rank in range(options.size)]

@@ -44,7 +44,7 @@ def test_a_libucp_that_cannot_be_opened_is_named_with_the_cure(monkeypatch, tmp_
 
 def test_a_library_that_is_not_libucp_is_refused():
     error = raised(RingcommError, lambda: ucx.open_ucx(Config(ucx="libc.so.6")))
-    assert "libucp has no ucp_get_version_string: UCX 1.10 or later is needed" in str(error)
+    assert "there is no ucp_get_version_string: UCX 1.10 or later is needed" in str(error)
 
 
 def test_a_libucp_that_can_use_nothing_of_this_host_names_the_variables_of_ucx(monkeypatch):
