@@ -52,7 +52,7 @@ TESTS = """
 
     @pytest.mark.ranks(3)
     def test_fails(comm):
-        print("rank", comm.rank, "of", comm.size)
+        print(f"rank {comm.rank} of {comm.size}\\n", end="")  # at once: threads print beside each other
         values = comm.all_gather_object(comm.rank)
         if comm.rank == 1:
             compare(values)
