@@ -34,10 +34,10 @@ def comm(request):
 
 def pytest_generate_tests(metafunc):
     if mark := metafunc.definition.get_closest_marker("ranks"):
-        from ringcomm.testing.marked import places
+        from ringcomm.testing.marked import rank_specs
 
         worlds = WORLDS[metafunc.config.option.ranks_world]
-        metafunc.parametrize("comm", places(metafunc, mark, worlds), indirect=True, ids=str)
+        metafunc.parametrize("comm", rank_specs(metafunc, mark, worlds), indirect=True, ids=str)
 
 
 def pytest_runtest_setup(item):

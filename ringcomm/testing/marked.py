@@ -20,9 +20,9 @@ from _pytest.assertion.rewrite import rewrite_asserts
 from ringcomm.communicator import Communicator
 from ringcomm.errors import RingcommError, describe_error, refuse
 from ringcomm.launcher.launch import launch
-from ringcomm.testing.ranks import TIMEOUT, call, check_place, first_error
+from ringcomm.testing.ranks import TIMEOUT, call, check_ranks, first_error
 
-__all__ = ["FAILURE", "call_on_ranks", "places"]
+__all__ = ["FAILURE", "call_on_ranks", "rank_specs"]
 
 Verdict = tuple[str, str]  # the name of pytest.skip or pytest.xfail, and the reason
 FAILURE = pytest.StashKey[Any]()  # what pytest shows of the rank that failed
@@ -40,7 +40,7 @@ class RankSpec(NamedTuple):
         return f"{self.size} {self.world}"
 
 
-def places(metafunc: pytest.Metafunc, mark: pytest.Mark, worlds: Sequence[str]) -> list[RankSpec]:
+def rank_specs(metafunc: pytest.Metafunc, mark: pytest.Mark, worlds: Sequence[str]) -> list[RankSpec]:
     """Return where the mark lets a test run; in these worlds if it names none."""
     try:
         found = ranks(worlds, *mark.args, **mark.kwargs)
@@ -65,7 +65,7 @@ def ranks(
     world = world or ("processes" if env else None)
     found = [RankSpec(size, each, env, fresh) for size in sizes for each in ([world] if world else worlds)]
     for spec in found:
-        check_place(spec.size, spec.world, spec.env)
+        check_ranks(spec.size, spec.world, spec.env)
     return found
 
 

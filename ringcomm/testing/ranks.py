@@ -25,7 +25,7 @@ from ringcomm.start import init
 
 __all__ = [
     *("TIMEOUT", "WORLDS", "Pool", "ProcessPool", "RankOutcome"),
-    *("answer", "call", "check_place", "close_pools", "first_error", "run", "start_process"),
+    *("answer", "call", "check_ranks", "close_pools", "first_error", "run", "start_process"),
 ]
 
 TIMEOUT = 20.0  # seconds a call of a rank may take; docs/testing.md
@@ -73,7 +73,7 @@ def run(
 
     Raises the first error of a rank with its traceback as a note, not what it has caused on other ranks.
     """
-    check_place(size, world, env)
+    check_ranks(size, world, env)
     if world == "threads":
         return launch(fn, size, world="threads", args=args, timeout=TIMEOUT)
     return _values(call(fn, args, size, env, limit=limit))
@@ -88,7 +88,7 @@ def _values(outcomes: Sequence[RankOutcome]) -> list[Any]:
     return [outcome.value for outcome in outcomes]
 
 
-def check_place(size: int, world: str, env: Mapping[str, str] | None) -> None:
+def check_ranks(size: int, world: str, env: Mapping[str, str] | None) -> None:
     if world not in WORLDS:
         raise unknown("world", world, WORLDS)
     if not 1 <= integer("size", size) <= MAX_RANKS:

@@ -6,10 +6,11 @@ import signal
 import numpy as np
 import pytest
 
+from cases.no_fast_path import NO_FAST_PATH
 from harness.failures import until
-from ringcomm import ArgumentError
+from ringcomm import Aborted, ArgumentError, PeerLost
 from ringcomm.testing import run
-from ringcomm.testing.ranks import call
+from ringcomm.testing.ranks import _failed, call, first_error
 
 
 def process(comm):
@@ -25,6 +26,10 @@ def fail(comm, who):
 
 def close(comm):
     comm.close()
+
+
+def leave_the_fast_path(comm):
+    comm.fast_path = NO_FAST_PATH
 
 
 def setting(_, name):
@@ -56,10 +61,20 @@ def test_the_error_that_caused_the_others_is_raised_with_its_rank_and_traceback(
     assert not {*before[0]} & {*run(process, 2)[0]}
 
 
-def test_ranks_that_a_call_leaves_closed_are_replaced():
+@pytest.mark.parametrize("leave", [close, leave_the_fast_path])
+def test_ranks_that_a_call_has_changed_are_replaced(leave):
     before = run(process, 2)
-    run(close, 2)
+    run(leave, 2)
     assert run(process, 2) != before
+
+
+def test_errors_that_another_rank_has_caused_come_last():
+    raised_from = ValueError()
+    raised_from.__cause__ = Aborted("by rank 1")
+    errors = [Aborted("by rank 1"), PeerLost("rank 1 died", rank=1), raised_from, KeyError("the cause")]
+    outcomes = [_failed(error, repr) for error in errors]
+    assert [outcome.consequence for outcome in outcomes] == [True, True, True, False]
+    assert first_error(outcomes) is outcomes[-1]
 
 
 def test_a_rank_that_ends_is_named_with_its_status():
@@ -86,7 +101,7 @@ def test_a_start_that_fails_is_raised():
         ({"size": 2, "world": "threads", "env": {"A": "1"}}, "env: expected none with threads"),
     ],
 )
-def test_what_is_no_place_is_refused(options, words):
+def test_ranks_that_cannot_be_are_refused(options, words):
     with pytest.raises(ArgumentError, match=words):
         run(process, **options)
 
